@@ -227,12 +227,13 @@ def _draw_panel(
     for run, entries in runs.items():
         for name, measure in measures.items():
             _draw(axes, _points(entries, name), run if len(runs) > 1 else measure.label)
-    _set_scale(axes, next(iter(measures.values())))
+    first = next(iter(measures.values()))
+    _set_scale(axes, first)
     if "loss" in measures:
         for index, floor in enumerate(sorted({floor for floor in floors.values() if floor})):
             label = None if index else "smoothing floor: no smoothed loss can be lower"
             axes.axhline(floor, linestyle=":", linewidth=1.2, color=colours.text, label=label)
-    if len(axes.lines) > 1:
+    if len(axes.lines) > 1 or first.label != first.unit:  # a unit alone does not name its measure
         axes.legend()
 
 

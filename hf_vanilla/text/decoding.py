@@ -169,6 +169,11 @@ class SentenceDecoder:
                 try:
                     if not isinstance(texts[index], str):
                         raise ValueError(f"{texts[index]!r} is no text")
+                    if not is_readable(texts[index]):
+                        raise ValueError(
+                            "it has bytes that are not UTF-8, or half of a surrogate pair: convert "
+                            "the text, for example with iconv -t utf-8"
+                        )
                     (rows[index],) = self._input_ids([texts[index]])
                 except Exception as error:
                     self._record_failure(window[index].line, error)
@@ -223,6 +228,11 @@ class SentenceDecoder:
         reason = " ".join(str(error).split())
         logger.warning("line %d cannot be translated and becomes empty: %s", line, reason)
         self.failed.append(line)
+
+
+def is_readable(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair, which neither tokenizers nor files take."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _works(decode: Decode, row: list[int]) -> bool:

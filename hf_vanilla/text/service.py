@@ -18,13 +18,13 @@ from hf_vanilla.app.worker import Worker
 from hf_vanilla.hub.card import languages_of, public_name
 
 from .alignments import Links
-from .decoding import doubt
+from .decoding import doubt, is_readable
 from .engines import TorchEngine
 from .markup import Markup, take_out
 from .n_best import Hypothesis
 from .page import MAX_BEAMS, MAX_TOKENS, TextPage
 from .page_service import PageService
-from .text_translator import Piece, SentenceSplitter, is_readable, joined, with_markup
+from .text_translator import Piece, SentenceSplitter, joined, with_markup
 
 UNKNOWN = "und"  # the code of a language that no card states
 # elements of HTML without text to translate, up to their ends

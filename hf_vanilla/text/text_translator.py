@@ -12,7 +12,7 @@ from hf_vanilla.data.lines import check_sentences
 from hf_vanilla.options import install_hint
 
 from .alignments import Aligner
-from .decoding import Sentence
+from .decoding import Sentence, is_readable
 from .markup import Markup, parts, take_out
 from .markup_placement import put_back
 from .terminology import Term, Terminology
@@ -247,11 +247,6 @@ def _without_markup(
         markup = take_out(sentence.text if is_text else "")
         waiting.append((markup, sentence.line))
         yield Sentence(markup.plain if is_text else sentence.text, sentence.line)
-
-
-def is_readable(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair, which neither tokenizers nor files take."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def joined(pieces: Sequence[Piece], translations: Sequence[str]) -> str:

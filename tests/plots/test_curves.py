@@ -51,6 +51,9 @@ def test_the_curves_are_those_of_the_log_without_the_mean(panels):
     ]
     assert [axes.get_yscale() for axes in drawn] == ["log", "linear", "linear"]
     assert drawn[0].get_legend() is not None
+    # the unit of the axis alone would not name the measure, unless they are the same
+    assert [text.get_text() for text in drawn[1].get_legend().get_texts()] == ["validation BLEU"]
+    assert drawn[2].get_legend() is None
     assert drawn[1].get_ylim()[0] == 0
     assert drawn[0].figure.get_suptitle() == "Training: mine"
     assert all(tick == round(tick) for tick in drawn[-1].get_xticks())  # half a step has no label

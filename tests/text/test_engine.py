@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from num2words import num2words
-from tokenizers import Regex, normalizers
+from tokenizers import AddedToken, Regex, normalizers
 
 from hf_vanilla import (
     VanillaConfig,
@@ -213,6 +213,18 @@ def test_engine_equals_python_on_texts_translations_and_attention_weights(tmp_pa
         write_other_model(name, tmp_path / name, tokenizer)
         # a random model repeats itself, and long repetitions are ties
         compared.add(str(tmp_path / name), sentences, sentences, max_new_tokens=9)
+    compared.check()
+
+
+def test_engine_reads_the_tags_of_target_languages_as_python_does(tmp_path):
+    tokenizer = train_tokenizer(["ein Haus am See", "a house by the lake"], vocab_size=280)
+    # one as a mixture adds it, one that is found before the text is normalized
+    tags = [AddedToken("<de>", rstrip=True), AddedToken("<d>", rstrip=True, normalized=False)]
+    tokenizer.add_tokens([*tags, "<el>"])
+    write_other_model("two_tables", tmp_path / "tags", tokenizer)
+    texts = ["<de> a house", " <de>\u00a0 <d>  see<el> a <de", "<d><de>  ", "<el>  a  <el>See"]
+    compared = Comparison(tmp_path)
+    compared.add(str(tmp_path / "tags"), texts, texts[:1], max_new_tokens=9)
     compared.check()
 
 

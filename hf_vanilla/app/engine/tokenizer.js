@@ -6,6 +6,8 @@ const WORDS = new RegExp(
   String.raw`'(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^${SPACE}\p{L}\p{N}]+|${SPACE}+(?![^${SPACE}])|${SPACE}+`, "gu",
 );
 
+const FIRST_SPACES = new RegExp(`^${SPACE}+`, "u");
+
 // the printable character that stands for each byte in the vocabulary
 let next = 256;
 const isPrintable = (byte) => (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
@@ -33,6 +35,13 @@ function normalizer(settings) {
   return (text) => text.replaceAll(found, () => content ?? "");
 }
 
+/** What splits a text at added tokens and keeps them. */
+function splitter(tokens) {
+  const escaped = tokens.map(({ content }) => content.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&"));
+  const longestFirst = escaped.sort((a, b) => b.length - a.length).join("|");
+  return new RegExp(`(${longestFirst || "(?!)"})`, "u"); // without one, nothing matches
+}
+
 export class Tokenizer {
   /** @param file `tokenizer.json` @param settings `tokenizer_config.json` */
   constructor(file, settings) {
@@ -51,10 +60,11 @@ export class Tokenizer {
     Object.assign(this, { before: of(ends.single.slice(0, middle)), behind: of(ends.single.slice(middle + 1)) });
     // with `split_special_tokens`, a "</s>" in a text is five characters
     const inText = added.filter((token) => !(token.special && settings.split_special_tokens));
-    for (const token of inText) refuseAny(token, "single_word", "lstrip", "rstrip", "normalized");
-    const escaped = inText.map(({ content }) => content.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&"));
-    const longestFirst = escaped.sort((a, b) => b.length - a.length).join("|");
-    this.added = new RegExp(`(${longestFirst || "(?!)"})`, "u"); // without one, nothing matches
+    for (const token of inText) refuseAny(token, "single_word", "lstrip");
+    this.takesSpaces = new Set(inText.filter((token) => token.rstrip).map(({ content }) => content)); // those behind it
+    const isLate = (token) => Boolean(token.normalized); // it is found in normalized text
+    this.added = splitter(inText.filter((token) => !isLate(token)));
+    this.lateAdded = splitter(inText.filter(isLate));
   }
 
   readVocabulary({ vocab, merges }, added) {
@@ -73,13 +83,20 @@ export class Tokenizer {
   /** Token ids of a text, with the end token. */
   encode(text) {
     if (/\p{Surrogate}/u.test(text)) throw new Error("the text holds half a character (a lone surrogate): remove it");
-    const parts = text.split(this.added); // every second one is an added token
-    const ids = parts.flatMap((part, index) => (index % 2 ? [this.ids.get(part)] : this.encodePart(part)));
-    return [...this.before, ...ids, ...this.behind];
+    const late = (part) => this.split(this.normalize(part), this.lateAdded, (words) => this.encodePart(words));
+    return [...this.before, ...this.split(text, this.added, late), ...this.behind];
   }
 
-  encodePart(part) {
-    const text = this.normalize(part), spaced = text && this.addsSpace && text[0] !== " " ? ` ${text}` : text;
+  /** Ids of the added tokens that `pattern` finds in a text, and of the parts between them. */
+  split(text, pattern, idsOf) {
+    return text.split(pattern).flatMap((part, index, parts) => {
+      if (index % 2) return [this.ids.get(part)]; // every second one is an added token
+      return idsOf(this.takesSpaces.has(parts[index - 1]) ? part.replace(FIRST_SPACES, "") : part);
+    });
+  }
+
+  encodePart(text) {
+    const spaced = text && this.addsSpace && text[0] !== " " ? ` ${text}` : text;
     return (spaced.match(this.words) ?? []).flatMap((word) => this.merge(new TextEncoder().encode(word)));
   }
 
