@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from hf_vanilla.data.bleu import Scores
 from hf_vanilla.data.lines import check_text_file, read_lines, read_pairs
 from hf_vanilla.files import whole_folder, write_text
-from hf_vanilla.hub.card import languages_of, license_of
+from hf_vanilla.hub.card import ALIGNMENT_FILE, carry_over
 from hf_vanilla.loading import check_section, model_folder, read_settings
 from hf_vanilla.options import Options, option, parse_options
 from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
@@ -91,10 +91,7 @@ def distill(options: DistillOptions) -> str:
         translate_corpus(_shown("translate-corpus", line, CorpusOptions))
     _write_pairs(options, output, candidates)
     if options.has_model and not start.exists():
-        with whole_folder(start) as folder:
-            _keep_layers(model, kept)
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+        _write_start(start, options.teacher, model, tokenizer, kept)
     student = train(read_recipe(_training(options, recipe, output)))
     quantized = output / "student_int8"
     shutil.rmtree(quantized, ignore_errors=True)  # of fewer steps, or with other decoding
@@ -181,6 +178,18 @@ def _keep_layers(model: PreTrainedModel, kept: dict[str, list[int]]) -> None:
         setattr(model.config, side, len(numbers))
 
 
+def _write_start(
+    start: Path, teacher: str, model: PreTrainedModel, tokenizer: Any, kept: dict[str, list[int]]
+) -> None:
+    """Write the teacher with the layers that are kept; its card states licence and languages."""
+    _keep_layers(model, kept)
+    with whole_folder(start) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        carry_over(teacher, folder, change="Some of its layers, by `hf-vanilla distill`.")
+        (folder / ALIGNMENT_FILE).unlink(missing_ok=True)  # it may name another layer
+
+
 # --- text ---------------------------------------------------------------------------------------
 
 
@@ -255,17 +264,9 @@ def _training(options: DistillOptions, recipe: Recipe, output: Path) -> list[str
         "mixture": yaml.safe_dump(mixture, default_flow_style=True, width=10_000).strip(),
         **({"initial_model": str(output / "start")} if options.has_model else {}),
     }
-    languages = ("source_language", "target_language")
-    facts = {"model_license": recipe.train.model_license}
-    facts |= {
-        name: getattr(recipe.data, name)
-        for name in ("validation_source", "validation_target", *languages)
-    }
-    if options.has_model:  # the start has no card that could state them
-        facts["model_license"] = facts["model_license"] or license_of(options.teacher)
-        if None in (facts[name] for name in languages):
-            facts |= dict(zip(languages, languages_of(options.teacher), strict=False))
-    given |= {name: value for name, value in facts.items() if value is not None}
+    for name in ("validation_source", "validation_target", "source_language", "target_language"):
+        if (value := getattr(recipe.data, name)) is not None:
+            given[name] = value
     line = [part for name, value in given.items() for part in (f"--{name}", value)]
     logger.info("hf-vanilla train %s", shlex.join(line))
     return line
