@@ -155,7 +155,7 @@ class EvaluateOptions(DecodingOptions):
         given = [name for name in vars(plain) if getattr(self, name) != getattr(plain, name)]
         if self.translations and (names := given + ["source"] * bool(self.source)):
             raise UsageError(
-                f"{', '.join(names)}: of a model, which --translations does not use: leave out"
+                f"{', '.join(names)}: of a model, which --translations does not use: remove it"
             )
         if self.model and not self.source:
             raise UsageError("missing: --source, for the model")
