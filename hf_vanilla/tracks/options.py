@@ -65,7 +65,7 @@ class TrackFileOptions(Options):
         of_data=True,
     )
     step_seconds: float | None = option(
-        None, "resample to steps of this time; default: as in the file", above=0, of_data=True
+        None, "resample to steps of this time; default: as in the file", above=0
     )
     homography: str | None = option(
         None, "file of a 3x3 homography from pixels to the plane", of_data=True

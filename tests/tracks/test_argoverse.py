@@ -114,3 +114,6 @@ def test_recipes_run_on_a_folder(tmp_path, recipe):
     arguments += [f"--model.{key}={value}" for key, value in small.items()]
     folder = train(read_recipe(arguments))
     assert "3 maps of lanes" in (folder / "README.md").read_text(encoding="utf-8")
+    seconds = {"av2_small": 0.5, "av2_wayformer": 0.1}[recipe]
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert config["step_seconds"] == pytest.approx(seconds)
