@@ -266,5 +266,5 @@ def _set_scale(axes: Any, measure: Measure) -> None:
             set_formatter("{x:g}")
     axes.set_ylabel(measure.unit)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.locator_params(axis="x", integer=True)
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     axes.grid(visible=True, which="both")

@@ -59,6 +59,11 @@ def test_the_curves_are_those_of_the_log_without_the_mean(panels):
     assert all(tick == round(tick) for tick in drawn[-1].get_xticks())  # half a step has no label
 
 
+def test_a_run_with_one_step_has_its_tick_once(panels):
+    (loss,) = panels(mine=[{"step": 10, "loss": 0.7}])
+    assert loss.get_xticks().tolist() == [9, 10, 11]  # those at the sides lie outside
+
+
 def test_a_loss_below_zero_is_on_a_linear_scale(panels):
     entries = [{"step": 1, "loss": 0.7}, {"step": 2, "loss": -0.4}]  # as of a density
     (loss,) = panels(mine=entries)
