@@ -111,6 +111,8 @@ def test_the_learning_rates_are_the_papers_or_a_recipes(monkeypatch, tmp_path, f
     (line,) = figures[-1].axes[0].lines
     assert line.get_label() == "mine (d_model 16, warmup 10): peak 0.002"
     assert (max(line.get_xdata()), max(line.get_ydata())) == (40, pytest.approx(0.002))
+    labels = [text.get_text() for text in figures[-1].axes[0].get_yticklabels()]
+    assert "0.00175" in labels  # in full: equal distances have equal differences
 
 
 def test_the_animation_leads_from_the_new_token_to_what_it_attends_to(monkeypatch, tmp_path):

@@ -101,7 +101,7 @@ def save_schedules(schedules: Sequence[Schedule], path: Path, *, theme: str = "l
         axes.set(xlabel="optimizer step", ylabel="learning rate", ylim=(0, None), xlim=(0, steps))
         axes.set_title(title)
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.yaxis.set_major_formatter("{x:.2g}")
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(visible=True)
         axes.legend()
         save_figure(figure, path)
