@@ -42,6 +42,8 @@ class Options:
 parser = HfArgumentParser((Options, Seq2SeqTrainingArguments))
 parser.set_defaults(use_cache=True)  # it is saved with the model, which translates slowly without
 options, arguments = parser.parse_args_into_dataclasses()
+if (options.validation_source is None) != (options.validation_target is None):
+    parser.error("validation_source and validation_target: give both or neither")
 
 # a model saved in bfloat16 would be trained in it, where most small steps round to nothing
 model = AutoModelForSeq2SeqLM.from_pretrained(options.model, dtype="float32")

@@ -57,6 +57,16 @@ def test_finetune_trains_scores_and_saves_a_translation_model(
     assert {"eval_loss", "eval_bleu", "eval_chrf"} <= scores.keys()
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_finetune_refuses_one_validation_file(side, program, corpus_files, tmp_path):
+    files = [f"--{name}={path}" for name, path in corpus_files.items() if name.startswith("train")]
+    files.append(f"--validation_{side}={corpus_files[f'validation_{side}']}")
+    given = ("--model=numbers", "--output_dir=tuned")
+    done = program("python", SCRIPTS / "finetune.py", *given, *files, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.endswith("validation_source and validation_target: give both or neither\n")
+
+
 def test_finetune_images_gives_a_model_the_classes_of_a_folder(script, tmp_path):
     for split in ("train", "validation"):
         colour_folder(tmp_path / "photos" / split, count=4)
