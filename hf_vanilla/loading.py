@@ -105,10 +105,16 @@ def load_model(
             more = f" and {len(wrong) - SHOWN_NAMES} more" if len(wrong) > SHOWN_NAMES else ""
             faults.append(f"{fault}: {', '.join(wrong[:SHOWN_NAMES])}{more}")
     if faults:
+        needed = type(model).__name__
+        saved, *_ = model.config.architectures or [needed]
+        remedy = (
+            "save or download it again; if an older version of this class saved it, train it again"
+            if saved == needed
+            else f"it is a {saved}; give a {needed}"
+        )
         raise ValueError(
-            f"{name} has other weights than its config.json says ({type(model).__name__}); "
-            f"{'; '.join(faults)}: save or download it again; if an older version of this class "
-            "saved it, train it again"
+            f"{name} has other weights than its config.json says for {needed}; "
+            f"{'; '.join(faults)}: {remedy}"
         )
     return model.eval()
 

@@ -16,6 +16,7 @@ from hf_vanilla import (
     VanillaAgentFormerConfig,
     VanillaForJointTrajectoryPrediction,
     VanillaForMultimodalTrajectoryPrediction,
+    VanillaForSequenceClassification,
     VanillaTracksConfig,
     demo_model,
 )
@@ -137,6 +138,15 @@ def test_weights_of_an_older_class_are_refused_with_its_name(folders, tmp_path):
     assert "missing: gates.0" in text
     assert "not in the model: channel_gates.0" in text
     assert text.endswith("if an older version of this class saved it, train it again")
+
+
+def test_a_folder_of_another_class_is_refused_with_both_names(folders, tmp_path):
+    folder = Path(shutil.copytree(folders / "text", tmp_path / "classifier"))
+    VanillaForSequenceClassification.from_pretrained(folder).save_pretrained(folder)
+    text = refusal("text", folder)
+    assert text.endswith(
+        "it is a VanillaForSequenceClassification; give a VanillaForConditionalGeneration"
+    )
 
 
 def test_a_model_of_another_family_is_no_translator(folders):
