@@ -83,6 +83,8 @@ def test_the_notebook_shows_text_and_figures_and_no_warnings(notebook):
     interactive = [o["data"]["text/html"] for o in outputs if "text/html" in o.get("data", ())]
     tables = [2 * (4 + 1), 4 * (4 + 1)]  # layers of both models, and heads with their mean
     assert [text.count("<table>") for text in interactive] == tables
+    groups = [re.findall('<details name="(.*?)"', text) for text in interactive]
+    assert set(groups[0]).isdisjoint(groups[1])  # else a table closes those of another output
     assert not any(part in text for part in ("<script", "http") for text in interactive)
 
 

@@ -100,7 +100,7 @@ def attention_by_head(seen):
             is_open = " open" if name == "mean" and layer == len(seen.cross) - 1 else ""
             table = as_table(weights, seen.target, seen.source)
             title = f"<summary>layer {layer}, {name}</summary>"
-            parts.append(f'<details name="head"{is_open}>{title}{table}</details>')
+            parts.append(f"<details{is_open}>{title}{table}</details>")
     return HTML("".join(parts))
 
 
