@@ -75,6 +75,21 @@ class VanillaFairseqTokenizer(TokenizersBackend):
         """Entries of the source dictionary, so that `resize_token_embeddings` finds its size."""
         return self.vocab_size
 
+    def add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
+        """Make entries of the dictionaries whole tokens, as loading does with the special ones.
+
+        Raises:
+            ValueError: a token is no entry of either, so that the model has no row for it.
+        """
+        tokens = new_tokens if isinstance(new_tokens, list | tuple) else [new_tokens]
+        new = [str(token) for token in tokens if self._tokenizer.token_to_id(str(token)) is None]
+        if new:
+            raise ValueError(
+                f"{', '.join(new)}: the dictionaries of a fairseq model are fixed: use one of "
+                "their entries, such as a rare word, as a tag"
+            )
+        return super().add_tokens(new_tokens, special_tokens)
+
     @cached_property
     def _source_ids(self) -> list[int]:
         """Source id of each backend piece."""

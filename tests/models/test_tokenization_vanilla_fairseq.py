@@ -69,6 +69,21 @@ def test_its_length_is_that_of_the_source_dictionary(make):
     assert len(make()) == make().vocab_size == len(SOURCE)
 
 
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda tokenizer: tokenizer.add_tokens("<2de>"),
+        lambda tokenizer: tokenizer.add_special_tokens({"additional_special_tokens": ["<2de>"]}),
+    ],
+)
+def test_a_token_that_the_dictionary_lacks_is_refused(make, add):
+    tokenizer = make()
+    before = tokenizer("the <2de> house").input_ids
+    with pytest.raises(ValueError, match="<2de>: the dictionaries of a fairseq model are fixed"):
+        add(tokenizer)
+    assert tokenizer("the <2de> house").input_ids == before
+
+
 def test_it_loads_from_a_folder_with_all_its_settings(make, tmp_path):
     make(use_moses=True, source_lang="en", target_lang="de").save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vanilla"}))
