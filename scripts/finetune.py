@@ -50,9 +50,8 @@ model = AutoModelForSeq2SeqLM.from_pretrained(options.model, dtype="float32")
 tokenizer = AutoTokenizer.from_pretrained(options.model)
 limits = LengthLimits(options.max_length)
 
-pairs = encode_pairs(
-    pairs_from_files(options.train_source, options.train_target), tokenizer, limits
-)
+files = options.train_source, options.train_target
+pairs = encode_pairs(pairs_from_files(*files), tokenizer, limits)
 train, validation = pairs.rows, None
 if options.tokens_per_batch is not None:  # one item is a whole batch
     arguments.per_device_train_batch_size = 1
