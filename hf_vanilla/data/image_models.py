@@ -274,7 +274,7 @@ def reported(
         stops: end at the first unreadable image.
 
     Raises:
-        ImageError: it ended so.
+        ImageError: it ended so, or there are no images.
     """
     count = 0
     for result in results:
@@ -285,6 +285,9 @@ def reported(
             unreadable.append(result.name)
             logger.warning("%s", result.error)
         yield result
+    if not count:
+        endings = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise ImageError(f"no images: folders are searched for files ending in {endings}")
     logger.info("%d images, %d of them unreadable", count, len(unreadable))
 
 

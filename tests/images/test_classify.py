@@ -72,6 +72,14 @@ def test_every_path_gets_one_line_in_its_order(capsys, folder, images, tmp_path)
     assert rows[5][1:] == rows[8][1:]
 
 
+def test_a_folder_without_images_is_an_error_and_leaves_no_output(capsys, folder, tmp_path):
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "scans" / "page.pdf").write_bytes(b"%PDF")
+    with pytest.raises(ValueError, match=r"^no images: .* \.bmp, .*\.webp$"):
+        run(capsys, "--model", folder, tmp_path / "scans", "--output", tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()
+
+
 def test_json_lines_hold_labels_and_errors(capsys, folder, images, tmp_path):
     (tmp_path / "empty.png").write_bytes(b"")
     with pytest.raises(ValueError, match="unreadable images: 1"):
