@@ -56,6 +56,8 @@ class PlotObjectsOptions(Options):
         super().__post_init__()
         if self.kind == "encoder" and not 0 < len(self.points) <= MOST_PIXELS:
             raise ValueError(f"kind='encoder' needs 1 to {MOST_PIXELS} pixels: give --pixels X,Y")
+        if self.pixels and self.kind != "encoder":
+            raise ValueError(f"kind={self.kind!r} has no pixels: add --kind encoder")
 
     @property
     def points(self) -> list[tuple[int, int]]:

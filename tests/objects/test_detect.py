@@ -184,7 +184,8 @@ def test_attention_sums_to_one(folder):
 def test_every_figure_of_objects_is_drawn(folder, kind):
     image = folder / "in" if kind == "places" else folder / "in" / "a.png"
     asked = ["objects", "--model", str(folder / "model"), "--image", str(image), "--kind", kind]
-    asked += ["--threshold", "0", "--pixels", "3,5", "40,60", "--output", str(folder / "f.png")]
+    asked += ["--threshold", "0", "--output", str(folder / "f.png")]
+    asked += ["--pixels", "3,5", "40,60"] if kind == "encoder" else []
     with Image.open(plot(read_plot(asked))) as figure:
         assert figure.width > 200
 
@@ -201,4 +202,6 @@ def test_a_pixel_that_is_none_or_outside_is_refused(folder):
     ):
         with pytest.raises(ValueError, match=told):
             plot(read_plot([*asked, *(["--pixels", *pixels] if pixels else [])]))
+    with pytest.raises(ValueError, match=r"^kind='boxes' has no pixels: add --kind encoder$"):
+        read_plot([*asked, "--kind", "boxes", "--pixels", "3,5"])
     assert not (folder / "outside.png").exists()
