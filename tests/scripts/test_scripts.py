@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import small_run
+import torch
 from image_files import colour_folder
 from image_models import vit
 from transformers import (
@@ -13,6 +14,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
 )
 
+from hf_vanilla import demo_model
 from hf_vanilla.images.batches import image_processor
 
 pytestmark = pytest.mark.slow
@@ -65,6 +67,21 @@ def test_finetune_refuses_one_validation_file(side, program, corpus_files, tmp_p
     done = program("python", SCRIPTS / "finetune.py", *given, *files, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.endswith("validation_source and validation_target: give both or neither\n")
+
+
+def test_a_deeper_model_has_the_layers_that_are_named(script, program, tmp_path):
+    told = ("--model", "numbers", "--output", "deeper", "--layers")
+    script("deeper.py", *told, "1", "0", "1")
+    layers = [
+        AutoModelForSeq2SeqLM.from_pretrained(name).model.decoder.layers
+        for name in (demo_model(), tmp_path / "deeper")
+    ]
+    assert len(layers[1]) == 3
+    for new, old in ((0, 1), (1, 0), (2, 1)):
+        assert torch.equal(layers[1][new].fc1.weight, layers[0][old].fc1.weight)
+    assert "layers were repeated" in (tmp_path / "deeper" / "README.md").read_text(encoding="utf-8")
+    done = program("python", SCRIPTS / "deeper.py", *told, "0", "2", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "error: layers=2: the encoder has 0, 1\n")
 
 
 def test_finetune_images_gives_a_model_the_classes_of_a_folder(script, tmp_path):
