@@ -264,28 +264,28 @@ def image_paths(paths: Iterable[str]) -> Iterator[str]:
 
 
 def reported(
-    results: Iterable[FileResult], unreadable: list[str], *, stops: bool
+    results: Iterable[FileResult], unreadable: list[str], request: ImageRequest
 ) -> Iterator[FileResult]:
     """The same results; warns of unreadable images and logs their number at the end.
 
     Args:
         results: of image files.
         unreadable: gets the paths of these images, for `refuse_unreadable` after the output.
-        stops: end at the first unreadable image.
+        request: whether to end at the first unreadable image, and which paths were given.
 
     Raises:
-        ImageError: it ended so, or there are no images.
+        ImageError: it ended so, or the folders have no images.
     """
     count = 0
     for result in results:
         count += 1
         if result.error is not None:
-            if stops:
+            if request.options.stop_at_unreadable:
                 raise ImageError(result.error)
             unreadable.append(result.name)
             logger.warning("%s", result.error)
         yield result
-    if not count:
+    if not count and STDIN not in request.paths:
         endings = ", ".join(sorted(IMAGE_SUFFIXES))
         raise ImageError(f"no images: folders are searched for files ending in {endings}")
     logger.info("%d images, %d of them unreadable", count, len(unreadable))

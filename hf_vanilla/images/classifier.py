@@ -164,7 +164,7 @@ def classify_files(request: ImageRequest) -> None:
         if options.format == "csv":
             names = [f"{name}_{rank}" for rank in range(1, top_k + 1) for name in ("label", "p")]
             table.writerow(["path", *names, "error"])
-        for result in reported(results, unreadable, stops=options.stop_at_unreadable):
+        for result in reported(results, unreadable, request):
             if options.format == "csv":
                 table.writerow(cells_of(result, top_k))
             else:

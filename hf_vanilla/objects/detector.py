@@ -271,7 +271,7 @@ def detect_files(request: ImageRequest) -> None:
     unreadable: list[str] = []
     passing: Iterator[FileResult[Detections]] = (
         result if result.result is None else replace(result, result=result.result.above(lowest))
-        for result in reported(results, unreadable, stops=options.stop_at_unreadable)
+        for result in reported(results, unreadable, request)
     )
     if options.draw is not None:
         passing = _drawing(passing, Path(options.draw), names)
