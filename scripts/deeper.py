@@ -8,12 +8,11 @@ A deep post-norm model learns slowly from random weights; Gong et al. 2019 stack
 model translates badly until it is trained.
 """
 
-import copy
 from dataclasses import dataclass
+from pathlib import Path
 
 from hf_vanilla.commands import run
-from hf_vanilla.files import whole_folder
-from hf_vanilla.hub.card import ALIGNMENT_FILE, carry_over
+from hf_vanilla.convert.distill import LAYERS, write_layers
 from hf_vanilla.options import Options, option
 from hf_vanilla.text.loading import load_translator, require_float
 
@@ -36,20 +35,13 @@ def write_deeper(options: DeeperOptions) -> None:
     """
     model, tokenizer = load_translator(options.model)
     require_float(model, options.model)
-    for side, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder)):
-        count = len(stack.layers)
-        names = [str(number) for number in range(count)]
+    for side in LAYERS:
+        names = [str(number) for number in range(getattr(model.config, side))]
         for name in options.layers:
             if name not in names:
-                raise ValueError(f"layers={name}: the {side} has {', '.join(names)}")
-        layers = [copy.deepcopy(stack.layers[int(name)]) for name in options.layers]
-        stack.layers = type(stack.layers)(layers)
-        setattr(model.config, f"{side}_layers", len(options.layers))
-    with whole_folder(options.output) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        carry_over(options.model, folder, change="Its layers were repeated, without training.")
-        (folder / ALIGNMENT_FILE).unlink(missing_ok=True)  # it may name another layer
+                raise ValueError(f"layers={name}: the {side} of the model are {', '.join(names)}")
+    layers = {side: [int(name) for name in options.layers] for side in LAYERS}
+    write_layers(Path(options.output), options.model, model, tokenizer, layers)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ Each stage is a command of this package, which is shown, or writes files that th
 Its folder stays, and the same command goes on where a stopped one was.
 """
 
+import copy
 import logging
 import shlex
 import shutil
@@ -91,7 +92,7 @@ def distill(options: DistillOptions) -> str:
         translate_corpus(_shown("translate-corpus", line, CorpusOptions))
     _write_pairs(options, output, candidates)
     if options.has_model and not start.exists():
-        _write_start(start, options.teacher, model, tokenizer, kept)
+        write_layers(start, options.teacher, model, tokenizer, kept)
     student = train(read_recipe(_training(options, recipe, output)))
     quantized = output / "student_int8"
     shutil.rmtree(quantized, ignore_errors=True)  # of fewer steps, or with other decoding
@@ -174,19 +175,34 @@ def _check_start(folder: Path, kept: dict[str, list[int]]) -> None:
 def _keep_layers(model: PreTrainedModel, kept: dict[str, list[int]]) -> None:
     for side, numbers in kept.items():
         stack = getattr(model.model, side.removesuffix("_layers"))
-        stack.layers = type(stack.layers)(stack.layers[number] for number in numbers)
+        stack.layers = type(stack.layers)(
+            copy.deepcopy(stack.layers[number]) if number in numbers[:i] else stack.layers[number]
+            for i, number in enumerate(numbers)
+        )
         setattr(model.config, side, len(numbers))
 
 
-def _write_start(
-    start: Path, teacher: str, model: PreTrainedModel, tokenizer: Any, kept: dict[str, list[int]]
+def write_layers(
+    output: Path, name: str, model: PreTrainedModel, tokenizer: Any, layers: dict[str, list[int]]
 ) -> None:
-    """Write the teacher with the layers that are kept; its card states licence and languages."""
-    _keep_layers(model, kept)
-    with whole_folder(start) as folder:
+    """Write a model of some layers of another, as a start; its card has licence and languages.
+
+    Args:
+        output: its folder.
+        name: folder or Hub id of `model`, whose card is used.
+        model: in float32; its layers are replaced.
+        tokenizer: of both.
+        layers: numbers of the layers by `LAYERS`; one may be there twice.
+
+    Raises:
+        OSError: the folder exists, or cannot be written.
+    """
+    _keep_layers(model, layers)
+    with whole_folder(output) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        carry_over(teacher, folder, change="Some of its layers, by `hf-vanilla distill`.")
+        numbers = "; ".join(f"{side}: {layers[side]}" for side in LAYERS)
+        carry_over(name, folder, change=f"Its layers are those of another model: {numbers}.")
         (folder / ALIGNMENT_FILE).unlink(missing_ok=True)  # it may name another layer
 
 

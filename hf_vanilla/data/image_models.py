@@ -287,7 +287,7 @@ def reported(
         yield result
     if not count and STDIN not in request.paths:
         endings = ", ".join(sorted(IMAGE_SUFFIXES))
-        raise ImageError(f"no images: folders are searched for files ending in {endings}")
+        raise ImageError(f"{', '.join(request.paths)}: no files ending in {endings}")
     logger.info("%d images, %d of them unreadable", count, len(unreadable))
 
 

@@ -76,10 +76,10 @@ class VanillaFairseqTokenizer(TokenizersBackend):
         return self.vocab_size
 
     def add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
-        """Make entries of the dictionaries whole tokens, as loading does with the special ones.
+        """Add tokens that a dictionary has, so that they are not split; loading does so too.
 
         Raises:
-            ValueError: a token is no entry of either, so that the model has no row for it.
+            ValueError: neither dictionary has a token, so the model has no embedding for it.
         """
         tokens = new_tokens if isinstance(new_tokens, list | tuple) else [new_tokens]
         new = [str(token) for token in tokens if self._tokenizer.token_to_id(str(token)) is None]

@@ -79,9 +79,11 @@ def test_a_deeper_model_has_the_layers_that_are_named(script, program, tmp_path)
     assert len(layers[1]) == 3
     for new, old in ((0, 1), (1, 0), (2, 1)):
         assert torch.equal(layers[1][new].fc1.weight, layers[0][old].fc1.weight)
-    assert "layers were repeated" in (tmp_path / "deeper" / "README.md").read_text(encoding="utf-8")
+    card = (tmp_path / "deeper" / "README.md").read_text(encoding="utf-8")
+    assert "encoder_layers: [1, 0, 1]; decoder_layers: [1, 0, 1]" in card
     done = program("python", SCRIPTS / "deeper.py", *told, "0", "2", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (1, "error: layers=2: the encoder has 0, 1\n")
+    assert done.returncode == 1
+    assert done.stderr == "error: layers=2: the encoder_layers of the model are 0, 1\n"
 
 
 def test_finetune_images_gives_a_model_the_classes_of_a_folder(script, tmp_path):
