@@ -5,7 +5,7 @@
         --model.encoder_layers 6 --model.decoder_layers 6 --output_dir runs/help_6_6
 
 A deep post-norm model learns slowly from random weights; Gong et al. 2019 stack trained layers. The
-model translates badly until it is trained.
+new model translates worse than the old one until it is trained.
 """
 
 from dataclasses import dataclass
