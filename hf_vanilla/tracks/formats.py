@@ -162,7 +162,10 @@ def format_of(path: Path) -> str:
         with path.open(encoding="utf-8", errors="replace") as file:
             is_wide = len(file.readline().split()) in AGENTFORMER_COLUMNS
         return "agentformer" if is_wide else "eth_ucy"
-    raise ValueError(f"{path}: give --format, one of {', '.join(FORMATS)}")
+    raise ValueError(
+        f"{path}: end its name with .csv, .parquet, .ndjson or .txt, or give --format, one of "
+        f"{', '.join(FORMATS)}"
+    )
 
 
 # --- formats; only a table has columns of other names --------------------------------------------
@@ -397,6 +400,6 @@ def _check_columns(path: Path, names: Sequence[str], wanted: dict[str, str]) -> 
     for key, name in wanted.items():
         if name not in names:
             raise ValueError(
-                f"{path} has no column {name!r}, only {', '.join(names)}: name it by "
-                f"--columns {key}=NAME; {CSV_SIGNS}"
+                f"{path} has no column {name!r}, only {', '.join(names)}: rename one, or "
+                f"name it by --columns {key}=NAME; {CSV_SIGNS}"
             )

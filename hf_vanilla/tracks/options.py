@@ -1,6 +1,7 @@
 """Options of the commands that read tracks, and what a recipe can set for the three tasks."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_vanilla.families import Measure, task_entry
@@ -90,6 +91,8 @@ class TrackFileOptions(Options):
         if path in BUILT_IN:
             table = built_in_tracks(path, agents=BUILT_IN_AGENTS[path], seed=seed)
             return table if self.step_seconds is None else resample(table, self.step_seconds)
+        if not Path(path).exists():
+            raise FileNotFoundError(f"{path}: no such file; built-in: {', '.join(BUILT_IN)}")
         source = TrackSource(
             format=self.format,
             columns=read_columns(self.columns),

@@ -20,6 +20,7 @@ from hf_vanilla.tracks.formats import (
     read_homography,
     read_tracks,
 )
+from hf_vanilla.tracks.options import TrackFileOptions
 from hf_vanilla.tracks.table import AGENT_KINDS, Rows, join_tables, resample, table_of_rows
 from hf_vanilla.tracks.windows import cut_windows, pasts_of_rows
 
@@ -285,7 +286,7 @@ def test_pixels_become_metres_by_a_homography(tmp_path):
     [
         (
             "frame,agent,x\n0,1,2\n",
-            r"no column 'y', only frame, agent, x: .*--columns y=NAME",
+            r"no column 'y', only frame, agent, x: rename one, or .*--columns y=NAME",
         ),
         ("frame,agent,x,y\n0,1,2,3\n1,1,two,3\n", r"line 3: x is 'two', not a number"),
         ("frame,agent,x,y\n0,1,2,3\n1,1,nan,3\n", r"line 3: position \(nan, 3.0\) is not finite"),
@@ -305,6 +306,13 @@ def test_a_csv_that_cannot_be_read_is_named_with_line_and_value(tmp_path, text, 
     path = write(tmp_path / "a.csv", text)
     with pytest.raises(ValueError, match=message):
         read_tracks(path, TrackSource(frame_seconds=0.4))
+
+
+def test_a_misspelt_name_of_built_in_tracks_is_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="walker: no such file; built-in: walkers, forks"):
+        TrackFileOptions().read("walker")
+    with pytest.raises(ValueError, match=r"tracks.dat: end its name with .csv, .*or give --format"):
+        TrackFileOptions().read(str(write(tmp_path / "tracks.dat", "0 1 2 4")))
 
 
 @pytest.mark.parametrize(
