@@ -41,6 +41,22 @@ def test_each_program_draws_its_file_in_both_themes(monkeypatch, tmp_path, capsy
                 assert image.convert("L").getpixel((0, 0)) == pytest.approx(lightness, abs=8)
 
 
+@pytest.mark.parametrize(
+    ("program", "mistake", "message"),
+    [
+        ("animation.py", ["--sentence", " "], "the sentence is blank"),
+        ("architecture.py", ["--output", "figure.jpg"], "end it with .png or .svg"),
+        ("positions.py", ["--d_model", "127"], "d_model=127 is odd"),
+        ("schedule.py", ["--recipe", "nothing"], "nothing: no such file, and no recipe"),
+        ("serve.py", ["--output", "figure.jpg"], "end it with .png or .svg"),
+    ],
+)
+def test_a_program_names_a_mistake_in_one_line(monkeypatch, tmp_path, program, mistake, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=f"^error: .*{message}"):
+        run(monkeypatch, PROGRAMS / program, *mistake)
+
+
 def test_the_costs_of_the_service_are_those_of_the_table(tmp_path, figures):
     page = """| sentences/s; CPU ms of a sentence | small | `large` |
 |---|---|---|
@@ -139,7 +155,7 @@ def test_the_animation_leads_from_the_new_token_to_what_it_attends_to(monkeypatc
     assert before.size == 0
     assert first.min() > middle  # "ccc" is on the right
     assert second.min() < middle < second.max()  # "aaa" on the left, and the first line stays
-    with pytest.raises(ValueError, match="give a shorter sentence"):
+    with pytest.raises(SystemExit, match="give a shorter sentence"):
         run(monkeypatch, PROGRAMS / "animation.py", "--sentence", "one hundred " * 12)
 
 

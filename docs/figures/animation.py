@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hf_vanilla.commands import run
 from hf_vanilla.files import whole_file
 from hf_vanilla.plots.figures import THEMES, Theme, check_output, figure_style, new_figure
 from hf_vanilla.text.attentions import SPACE, Attentions, attentions
@@ -29,14 +30,8 @@ GAP, WIDEST = 16, 804  # between tokens and of a row, in dots
 LIGHTEST = 0.04  # weight of the lightest line
 
 
-def main() -> None:
+def main(options: argparse.Namespace) -> None:
     """Translate a sentence and save each step as a frame."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="model folder or Hub id; default: the package's model")
-    parser.add_argument("--sentence", default=SENTENCE, help="source sentence")
-    parser.add_argument("--output", default="translating.gif", help=".gif, is replaced")
-    parser.add_argument("--theme", default="light", choices=THEMES)
-    options = parser.parse_args()
     path = check_output(options.output, overwrite=True, theme=options.theme, suffixes=(".gif",))
     model, tokenizer = load_translator(options.model or demo_model())
     seen = attentions(model, tokenizer, options.sentence)
@@ -45,6 +40,16 @@ def main() -> None:
     seconds = [SECONDS] * (len(frames) - 1) + [LAST_SECONDS]
     save_frames(frames, path, seconds)
     print(path)
+
+
+def read_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """What is drawn, and where."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="model folder or Hub id; default: the package's model")
+    parser.add_argument("--sentence", default=SENTENCE, help="source sentence")
+    parser.add_argument("--output", default="translating.gif", help=".gif, is replaced")
+    parser.add_argument("--theme", default="light", choices=THEMES)
+    return parser.parse_args(arguments)
 
 
 def frames_of(seen: Attentions, theme: Theme) -> list[Image.Image]:
@@ -174,4 +179,4 @@ def save_frames(frames: Sequence[Image.Image], path: Path, seconds: Sequence[flo
 
 
 if __name__ == "__main__":
-    main()
+    run(main, read_options)

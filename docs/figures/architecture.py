@@ -5,6 +5,7 @@ python docs/figures/architecture.py --model runs/mine --output mine.svg
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from hf_vanilla.commands import run
 from hf_vanilla.loading import load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
@@ -46,19 +48,25 @@ class Box:
     reads_encoder: bool = False
 
 
-def main() -> None:
+def main(options: argparse.Namespace) -> None:
     """Draw the architecture of a model, or of the paper's base model."""
+    path = check_output(options.output, overwrite=True, theme=options.theme)
+    config = load_saved(AutoConfig, options.model) if options.model else VanillaConfig()
+    if type(config) is not VanillaConfig:
+        raise ValueError(
+            f"{options.model} is a model of type {config.model_type!r}: give a translator"
+        )
+    save_architecture(config, path, theme=options.theme)
+    print(path)
+
+
+def read_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """What is drawn, and where."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="model folder or Hub id; default: the paper's base model")
     parser.add_argument("--output", default="architecture.png", help=".png or .svg, is replaced")
     parser.add_argument("--theme", default="light", choices=THEMES)
-    options = parser.parse_args()
-    path = check_output(options.output, overwrite=True, theme=options.theme)
-    config = load_saved(AutoConfig, options.model) if options.model else VanillaConfig()
-    if type(config) is not VanillaConfig:
-        parser.error(f"{options.model} is a model of type {config.model_type!r}: give a translator")
-    save_architecture(config, path, theme=options.theme)
-    print(path)
+    return parser.parse_args(arguments)
 
 
 def parameter_count(config: VanillaConfig) -> int:
@@ -230,4 +238,4 @@ class _Drawing:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, read_options)

@@ -6,6 +6,7 @@ Shapes: L positions, D `d_model`.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from matplotlib.colors import LinearSegmentedColormap
 from torch import Tensor
 
+from hf_vanilla.commands import run
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.positions_vanilla import SinusoidalPositions
 from hf_vanilla.plots.figures import (
@@ -24,19 +26,23 @@ from hf_vanilla.plots.figures import (
 )
 
 
-def main() -> None:
+def main(options: argparse.Namespace) -> None:
     """Draw the positions of a width."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--d_model", type=int, default=512, help="channels, an even number")
-    parser.add_argument("--length", type=int, default=100, help="positions drawn, 16 or more")
-    parser.add_argument("--output", default="positions.png", help=".png or .svg, is replaced")
-    parser.add_argument("--theme", default="light", choices=THEMES)
-    options = parser.parse_args()
     path = check_output(options.output, overwrite=True, theme=options.theme)
     heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}  # they divide any width
     config = VanillaConfig(d_model=options.d_model, **heads)
     save_positions(config, path, length=options.length, theme=options.theme)
     print(path)
+
+
+def read_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """What is drawn, and where."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--d_model", type=int, default=512, help="channels, an even number")
+    parser.add_argument("--length", type=int, default=100, help="positions drawn, 16 or more")
+    parser.add_argument("--output", default="positions.png", help=".png or .svg, is replaced")
+    parser.add_argument("--theme", default="light", choices=THEMES)
+    return parser.parse_args(arguments)
 
 
 def save_positions(
@@ -101,4 +107,4 @@ def _draw_rows(axes: Any, products: Tensor) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, read_options)

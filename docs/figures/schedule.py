@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_vanilla.commands import run
 from hf_vanilla.plots.figures import THEMES, check_output, figure_style, new_figure, save_figure
 from hf_vanilla.training.optimization import peak_learning_rate, share_of_peak
 from hf_vanilla.training.recipe import read_recipe
@@ -42,18 +43,22 @@ class Schedule:
         )
 
 
-def main() -> None:
+def main(options: argparse.Namespace) -> None:
     """Draw the schedules of recipes, or those of tensor2tensor's well-known figure."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--recipe", nargs="*", default=[], help="YAML files, a curve each")
-    parser.add_argument("--output", default="schedule.png", help=".png or .svg, is replaced")
-    parser.add_argument("--theme", default="light", choices=THEMES)
-    options = parser.parse_args()
     path = check_output(options.output, overwrite=True, theme=options.theme)
     schedules = [recipe_schedule(name) for name in options.recipe]
     schedules = schedules or [paper_schedule(*pair) for pair in KNOWN_SCHEDULES]
     save_schedules(schedules, path, theme=options.theme)
     print(path)
+
+
+def read_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """What is drawn, and where."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recipe", nargs="*", default=[], help="YAML files, a curve each")
+    parser.add_argument("--output", default="schedule.png", help=".png or .svg, is replaced")
+    parser.add_argument("--theme", default="light", choices=THEMES)
+    return parser.parse_args(arguments)
 
 
 def paper_schedule(d_model: int, warmup_steps: int) -> Schedule:
@@ -108,4 +113,4 @@ def save_schedules(schedules: Sequence[Schedule], path: Path, *, theme: str = "l
 
 
 if __name__ == "__main__":
-    main()
+    run(main, read_options)

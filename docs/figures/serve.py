@@ -5,8 +5,10 @@ python docs/figures/serve.py
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+from hf_vanilla.commands import run
 from hf_vanilla.plots.figures import (
     THEMES,
     check_output,
@@ -18,15 +20,19 @@ from hf_vanilla.plots.figures import (
 PAGE = Path(__file__).resolve().parent.parent / "serve.md"
 
 
-def main() -> None:
+def main(options: argparse.Namespace) -> None:
     """Draw the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", default="serve.png", help=".png or .svg, is replaced")
-    parser.add_argument("--theme", default="light", choices=THEMES)
-    options = parser.parse_args()
     path = check_output(options.output, overwrite=True, theme=options.theme)
     save_costs(PAGE.read_text(encoding="utf-8"), path, theme=options.theme)
     print(path)
+
+
+def read_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """What is drawn, and where."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", default="serve.png", help=".png or .svg, is replaced")
+    parser.add_argument("--theme", default="light", choices=THEMES)
+    return parser.parse_args(arguments)
 
 
 def save_costs(page: str, path: Path, *, theme: str = "light") -> None:
@@ -65,4 +71,4 @@ def save_costs(page: str, path: Path, *, theme: str = "light") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main, read_options)
