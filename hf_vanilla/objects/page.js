@@ -1,7 +1,6 @@
 // The page of `page.py`; `component.js` precedes it.
 
 const canvas = part("picture");
-const HINT = "Choose a box to see what its query attends to, or a position in the picture.";
 
 let answer = null; // of the last picture
 let picture = null;
@@ -25,6 +24,16 @@ function chosenWeights() {
   return weights.map((weight) => weight / largest);
 }
 
+// what can be chosen in this picture
+function hint() {
+  const hasPlaces = answer.encoder.length > 0; // not of a very large picture
+  if (part("boxes").children.length) {
+    return `Choose a box to see what its query attends to${hasPlaces ? ", or a position in the picture" : ""}.`;
+  }
+  const choice = hasPlaces ? " Choose a position in the picture to see what it attends to." : "";
+  return `No object has a score of ${part("percent").textContent} or more.${choice}`;
+}
+
 function describe(weights) {
   const [, columns] = answer.grid;
   const place = (index) => `row ${Math.floor(index / columns) + 1}, column ${(index % columns) + 1}`;
@@ -45,7 +54,7 @@ function show() {
     box.ariaPressed = String(Number(box.dataset.object) === chosen?.object);
   }
   canvas.dataset.weights = "";
-  part("said").textContent = HINT;
+  part("said").textContent = hint();
   if (!chosen) return;
   const weights = chosenWeights();
   const [rows, columns] = answer.grid;

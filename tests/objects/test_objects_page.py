@@ -132,6 +132,26 @@ def test_the_page_works_by_mouse(visit, page, files):
         by_mouse(tab, page, files)
 
 
+@pytest.mark.slow
+@needs_chromium
+def test_the_hint_names_only_what_can_be_chosen(visit, files, monkeypatch):
+    with visit() as tab:
+        said = tab.locator(".said")
+        tab.locator("input.file").set_input_files(files / "picture.png")
+        tab.locator("canvas.picture").wait_for()
+        assert said.inner_text().startswith("No object has a score of 50 % or more. Choose a posi")
+        tab.locator("input.score").fill("0")
+        assert said.inner_text().endswith("attends to, or a position in the picture.")
+    monkeypatch.setattr(objects_page, "MOST_POSITIONS", 10)  # the picture has more
+    with visit() as tab:
+        said = tab.locator(".said")
+        tab.locator("input.file").set_input_files(files / "picture.png")
+        tab.locator("canvas.picture").wait_for()
+        assert said.inner_text() == "No object has a score of 50 % or more."
+        tab.locator("input.score").fill("0")
+        assert said.inner_text() == "Choose a box to see what its query attends to."
+
+
 @pytest.mark.release
 @needs_chromium
 def test_the_page_works_by_keyboard(visit, page, files):
