@@ -60,7 +60,7 @@ def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "
             if image.width * image.height > MOST_PIXELS:
                 raise Image.DecompressionBombError
             return as_rgb(image)
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         raise
     except Image.DecompressionBombError:
         raise ImageError(f"{label} has more than {MOST_PIXELS:,} pixels: make it smaller") from None

@@ -58,12 +58,17 @@ def load_detection_images(
         split: of a folder or dataset.
 
     Raises:
-        ValueError: the annotations cannot be used; the message names file, id and value.
+        ValueError: the annotations cannot be used, the message names file, id and value; or
+            `images` is given for another form.
         OSError: nothing is found under that name.
     """
     path = Path(source)
     if path.is_file():
         return read_coco(path, Path(images) if images else None)
+    if images:
+        raise ValueError(
+            f"images={images!r} is for a COCO file, and {source} is none: leave it out"
+        )
     if not path.is_dir():
         return _from_hub(source, split)
     folder = split_folder(path, split)

@@ -95,7 +95,7 @@ def check_output(
     """
     output = Path(output)
     if output.suffix.lower() not in suffixes:
-        raise ValueError(f"output={str(output)!r}: end it with {' or '.join(suffixes)}")
+        raise ValueError(f"{output} is to be a figure: end it with {' or '.join(suffixes)}")
     check_output_file(output, overwrite=overwrite)
     with figure_style(theme):
         new_figure((1, 1))

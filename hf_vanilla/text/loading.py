@@ -47,6 +47,11 @@ def load_translator(
     """
     name = model_folder(name)
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        if (Path(name) / "adapter_config.json").is_file():
+            raise ValueError(
+                f"{name} is an adapter of PEFT, without its model: give what "
+                "model.merge_and_unload().save_pretrained wrote, with the tokenizer"
+            )
         raise ValueError(
             f"{name} is not a model folder: it has no config.json; "
             "give the folder that training or save_pretrained wrote"

@@ -13,7 +13,9 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_vanilla.cpus import return_freed_memory
 from hf_vanilla.hub.card import public_name
+from hf_vanilla.models.packing_vanilla import pack
 
 from .alignments import AlignedWords, Aligner, aligned_words, saved_head
 from .attentions import Attentions, LayerSteps, attentions, has_layer_steps, layer_steps
@@ -50,6 +52,7 @@ class PageService:
         self._models: OrderedDict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase]]
         self._models = OrderedDict()
         self._fragments: dict[str, frozenset[int]] = {}
+        self._described: dict[str, str] = {}
 
     def describe(self, name: str) -> str:
         """One line about a model: its size, layers and heads.
@@ -57,14 +60,8 @@ class PageService:
         Raises:
             ValueError: it cannot be loaded.
         """
-        model, _ = self.load(name)
-        config, size = model.config, f"{model.num_parameters() / 1e6:.1f} million parameters"
-        if not hasattr(config, "encoder_layers"):  # T5 has other names for its layers
-            return size
-        return (
-            f"{size}, {config.encoder_layers} + {config.decoder_layers} layers, "
-            f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads"
-        )
+        self.load(name)
+        return self._described[name]
 
     def num_beams(self, name: str) -> int:
         """Number of beams in a model's generation config.
@@ -207,7 +204,11 @@ class PageService:
             raise ValueError("No model is named: give a model folder or a Hub id.")
         if name not in self._models:
             with _any_error_of(name, "This model cannot be used."):
-                self._models[name] = load_translator(name, dtype=self._dtype)
+                model, tokenizer = load_translator(name, dtype=self._dtype)
+                self._described[name] = _described(model)
+                pack(model)
+                return_freed_memory()
+                self._models[name] = model, tokenizer
         self._models.move_to_end(name)
         while len(self._models) > self._cached:
             self._models.popitem(last=False)
@@ -235,10 +236,20 @@ class PageService:
         beyond = getattr(model.generation_config, "max_tokens_beyond_source", None) or 0
         longest = 2 * min(self.max_tokens, tokenizer.model_max_length) + beyond
         most = max(longest, MAX_NEW_TOKENS)
-        size = model.get_output_embeddings().weight.shape[0]
+        size = model.get_output_embeddings().out_features
         is_list = isinstance(ids, list) and 0 < len(ids) <= most
         if not is_list or not all(type(i) is int and 0 <= i < size for i in ids):
             raise ValueError("This translation is none of the model: translate again.")
+
+
+def _described(model: PreTrainedModel) -> str:
+    config, size = model.config, f"{model.num_parameters() / 1e6:.1f} million parameters"
+    if not hasattr(config, "encoder_layers"):  # T5 has other names for its layers
+        return size
+    return (
+        f"{size}, {config.encoder_layers} + {config.decoder_layers} layers, "
+        f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads"
+    )
 
 
 def checked_text(text: str, max_tokens: int) -> str:

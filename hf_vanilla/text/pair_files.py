@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_vanilla.data.corpus import built_in_numbers, number_words
 from hf_vanilla.data.lines import read_lines, read_pairs
 from hf_vanilla.files import check_output_file
+from hf_vanilla.models.packing_vanilla import pack
 from hf_vanilla.options import Options, option
 
 from .alignments import (
@@ -82,6 +83,7 @@ def score_files(options: ScoreOptions) -> Path | None:
     windows = _windows(options.source, options.target, SCORED_PAIRS)
     first = next(windows)  # a missing file is reported before the model is loaded
     model, tokenizer = load_translator(options.model)
+    pack(model)
     with open_output(options.output) as file:
         for first_line, texts in chain([first], windows):
             ids = pair_ids(tokenizer, texts, first_line=first_line)
@@ -189,6 +191,7 @@ def align_files(options: AlignOptions) -> Path | str | None:
     if options.output != STANDARD_STREAM:
         check_output_file(options.output, overwrite=options.overwrite)
     model, tokenizer = load_translator(options.model)
+    pack(model)
     head = saved_head(options.model)
     if options.layer is not None:
         head = AlignmentHead(layer=options.layer, head=options.head)

@@ -58,6 +58,7 @@ SETTINGS = {
     *("decoder_start_token_id", "num_return_sequences", "use_cache", "transformers_version"),
     "_from_model_config",
 }
+UNREAD_FIELDS = ("lstrip", "single_word")  # of an added token
 # nothing is loaded from elsewhere; a page of one file names its script and style by their hashes
 POLICY = (
     '<meta http-equiv="Content-Security-Policy" content="'
@@ -200,7 +201,10 @@ def _other_parts(file: dict[str, Any]) -> list[str]:
     normalizer = file["normalizer"] or {"type": "Sequence", "normalizers": []}
     steps = normalizer["normalizers"] if normalizer["type"] == "Sequence" else [normalizer]
     names = {step["type"] for step in steps} - {"Strip", "Replace"}
-    return [*found, *(f"normalizer={one!r}" for one in sorted(names))]
+    found += (f"normalizer={one!r}" for one in sorted(names))
+    for token in file["added_tokens"]:
+        found += (f"{key} of {token['content']!r}" for key in UNREAD_FIELDS if token[key])
+    return found
 
 
 # --- the files -----------------------------------------------------------------------------------

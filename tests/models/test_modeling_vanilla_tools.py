@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
+from hf_vanilla.text.loading import load_translator
 
 B, S, T = 4, 7, 5
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention")
@@ -220,6 +221,8 @@ def test_lora_trains_its_own_weights_only_and_comes_back_from_disk(model, tmp_pa
         adapted(**batch, labels=batch["decoder_input_ids"]).loss.backward()
         optimizer.step()
     adapted.eval().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is an adapter of PEFT, without its model"):
+        load_translator(str(tmp_path))
     after = adapted(**batch).logits
     assert not torch.equal(after, before)
     again = peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).eval()

@@ -44,7 +44,7 @@ def text_of(path):
 
 @pytest.mark.parametrize("name", ["a.bmp", "a.jpg", "a", "png", "a.png.txt"])
 def test_an_unknown_suffix_is_refused(tmp_path, name):
-    with pytest.raises(ValueError, match=rf"{name}': end it with \.png or \.svg"):
+    with pytest.raises(ValueError, match=rf"{name} is to be a figure: end it with \.png or \.svg"):
         check_output(tmp_path / name)
 
 

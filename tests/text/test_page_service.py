@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
+from hf_vanilla.models.packing_vanilla import is_packable
 from hf_vanilla.text import page_search
 from hf_vanilla.text import page_service as service_module
 from hf_vanilla.text.attentions import attentions
@@ -30,10 +31,17 @@ def ask(trained_run):
 def test_a_result_has_the_n_best_list_and_the_attentions_of_the_best(ask, trained):
     result = ask(SENTENCE)
     expected = best_translations(*trained, SENTENCE, num_beams=2)
-    assert result.hypotheses == expected
+    assert [found.ids for found in result.hypotheses] == [one.ids for one in expected]
+    scores = [found.score for found in result.hypotheses]
+    assert scores == pytest.approx([one.score for one in expected], rel=1e-5)
     expected_weights = attentions(*trained, SENTENCE, translation=expected[0].ids)
-    assert torch.equal(result.attentions.cross, expected_weights.cross)
+    torch.testing.assert_close(result.attentions.cross, expected_weights.cross)
     assert result.attentions.target == expected_weights.target
+
+
+def test_served_models_are_packed_for_decoding(trained_run):
+    model, _ = PageService().load(str(trained_run))
+    assert not any(map(is_packable, model.modules()))
 
 
 @pytest.fixture

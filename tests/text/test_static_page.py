@@ -9,6 +9,7 @@ import threading
 import pytest
 from chromium import HOSTILE, PHONE, RECORD_SHIFTS, launched, needs_chromium, violations
 from num2words import num2words
+from tokenizers import AddedToken
 
 from hf_vanilla import demo_model, translate
 from hf_vanilla.text.loading import demo_model_facts, load_translator
@@ -397,6 +398,10 @@ def test_page_refuses_by_name_what_the_engine_does_not_compute(tmp_path):
     model.generation_config.update(do_sample=True, repetition_penalty=1.5)
     names = "do_sample=True, repetition_penalty=1.5, activation_function='gelu', which M needs"
     with pytest.raises(ValueError, match=names):
+        check_engine("M", model, tokenizer)
+    model, _ = load_translator(demo_model())
+    tokenizer.add_tokens(AddedToken("<url>", lstrip=True))
+    with pytest.raises(ValueError, match="does not compute lstrip of '<url>', which M needs"):
         check_engine("M", model, tokenizer)
     (tmp_path / "there").touch()
     for options in ({"single_file": True}, {}):

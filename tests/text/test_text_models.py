@@ -114,10 +114,12 @@ def test_a_model_that_many_ask_for_is_loaded_once(trained_run, monkeypatch):
 
 def test_the_least_recently_used_model_is_dropped(trained_run, tmp_path, monkeypatch):
     loaded = []
-    pair = load_translator(str(trained_run))
-    monkeypatch.setattr(
-        page_service, "load_translator", lambda name, **_: loaded.append(name) or pair
-    )
+
+    def load(name, **_):
+        loaded.append(name)
+        return load_translator(str(trained_run))
+
+    monkeypatch.setattr(page_service, "load_translator", load)
     service = PageService(cached_models=2)
     for name in ("a", "b", "a", "c", "a", "b"):
         service.describe(name)
