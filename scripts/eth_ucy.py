@@ -68,7 +68,7 @@ def table(options: TableOptions) -> str:
     lines += [f"| {name} (published) | {values} |" for name, values in PUBLISHED.items()]
     protocol = (
         "ETH/UCY leave-one-out | 8 -> 12 steps of 0.4 s | per person, stride 1 | best of 20 per "
-        f"person, ADE and FDE separately | mean and standard deviation of {options.seeds} seeds"
+        f"person, ADE and FDE separately | mean ± standard deviation, seeds: {options.seeds}"
     )
     return "\n".join([*lines, "", protocol])
 
@@ -103,8 +103,9 @@ def _row(name: str, scenes: list[list[dict[str, float]]], ade: str, fde: str) ->
         averages[key] = [statistics.mean(seed) for seed in zip(*values, strict=True)]
     shown = [f"{near:.3f}/{far:.3f}" for near, far in zip(*cells, strict=True)]
     mean = "/".join(f"{statistics.mean(values):.3f}" for values in averages.values())
-    spread = "/".join(f"{statistics.pstdev(values):.3f}" for values in averages.values())
-    return f"| {name} | {' | '.join(shown)} | {mean} (± {spread}) |"
+    if len(averages[ade]) > 1:
+        mean += f" ± {'/'.join(f'{statistics.stdev(values):.3f}' for values in averages.values())}"
+    return f"| {name} | {' | '.join(shown)} | {mean} |"
 
 
 if __name__ == "__main__":

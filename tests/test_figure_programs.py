@@ -47,6 +47,7 @@ def test_each_program_draws_its_file_in_both_themes(monkeypatch, tmp_path, capsy
         ("animation.py", ["--sentence", " "], "the sentence is blank"),
         ("architecture.py", ["--output", "figure.jpg"], "end it with .png or .svg"),
         ("positions.py", ["--d_model", "127"], "d_model=127 is odd"),
+        ("positions.py", ["--length", "7"], "length=7: give 8 or more"),
         ("schedule.py", ["--recipe", "nothing"], "nothing: no such file, and no recipe"),
         ("serve.py", ["--output", "figure.jpg"], "end it with .png or .svg"),
     ],

@@ -29,6 +29,8 @@ from hf_vanilla.plots.figures import (
 def main(options: argparse.Namespace) -> None:
     """Draw the positions of a width."""
     path = check_output(options.output, overwrite=True, theme=options.theme)
+    if options.length < 8:
+        raise ValueError(f"length={options.length}: give 8 or more")
     heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}  # they divide any width
     config = VanillaConfig(d_model=options.d_model, **heads)
     save_positions(config, path, length=options.length, theme=options.theme)
@@ -39,7 +41,7 @@ def read_options(arguments: Sequence[str]) -> argparse.Namespace:
     """What is drawn, and where."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--d_model", type=int, default=512, help="channels, an even number")
-    parser.add_argument("--length", type=int, default=100, help="positions drawn, 16 or more")
+    parser.add_argument("--length", type=int, default=100, help="positions drawn, 8 or more")
     parser.add_argument("--output", default="positions.png", help=".png or .svg, is replaced")
     parser.add_argument("--theme", default="light", choices=THEMES)
     return parser.parse_args(arguments)

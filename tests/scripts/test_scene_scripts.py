@@ -74,6 +74,11 @@ def test_runs_of_eth_and_ucy_with_other_steps_have_scores_of_their_own(monkeypat
         asked = table.TableOptions(folder="eth_ucy", output=str(tmp_path), max_steps=steps)
         assert table._trained("eth", 0, asked) == {"minADE1": times}
     assert trained == [400, 300]
+    scenes = [[{"ade": ade, "fde": 1.0} for ade in of_scene] for of_scene in ((1, 2), (3, 6))]
+    row = table._row("ours", scenes, "ade", "fde")  # the means of the seeds are 2 and 4
+    assert row == "| ours | 1.500/1.000 | 4.500/1.000 | 3.000/1.000 ± 1.414/0.000 |"
+    one = table._row("ours", [[{"ade": 1.0, "fde": 2.0}]], "ade", "fde")
+    assert one == "| ours | 1.000/2.000 | 1.000/2.000 |"  # one seed has no deviation
 
 
 def test_the_benchmark_of_encoders_writes_table_numbers_and_figure(monkeypatch, tmp_path):
