@@ -29,7 +29,7 @@ from hf_vanilla.options import install_hint
 
 from .decoding import generated_texts, with_nan_check
 from .generation_fields import check_own_search, check_token_ids
-from .loading import load_translator
+from .loading import load_translator, output_size
 from .n_best import Hypothesis, n_best_of_rows
 from .terminology import Term
 
@@ -418,8 +418,7 @@ def load_engine(
     if engine == "ctranslate2":
         return CTranslate2Engine(name, device=device, **generate_kwargs)
     model, tokenizer = load_translator(name, dtype=dtype, device=device)
-    target_vocab_size = getattr(model.config, "target_vocab_size", None)
-    check_token_ids(generate_kwargs, target_vocab_size or model.config.vocab_size)
+    check_token_ids(generate_kwargs, output_size(model))
     if ensemble:
         what = "an ensemble needs greedy or beam search"
         check_own_search(what, model.generation_config, generate_kwargs)

@@ -121,6 +121,13 @@ def has_instructions(dtype: str, device: torch.device) -> bool:
     return dtype == "float32" or device.type != "cpu" or multiplies_bfloat16()
 
 
+def output_size(model: PreTrainedModel) -> int:
+    """Tokens that a model can write, whether its layers are packed or not."""
+    layer: Any = model.get_output_embeddings()
+    # FSMT returns the embedding table that is also its output layer
+    return getattr(layer, "out_features", None) or layer.num_embeddings
+
+
 def require_float(model: PreTrainedModel, name: str) -> None:
     """Refuse a model with int8 weights where others are needed.
 

@@ -20,7 +20,7 @@ from hf_vanilla.models.packing_vanilla import pack
 from .alignments import AlignedWords, Aligner, aligned_words, saved_head
 from .attentions import Attentions, LayerSteps, attentions, has_layer_steps, layer_steps
 from .decoding import doubt, fragment_ids
-from .loading import load_translator
+from .loading import load_translator, output_size
 from .page_answer import Result
 from .page_search import MAX_NEW_TOKENS, MAX_SECONDS, Search
 
@@ -236,7 +236,7 @@ class PageService:
         beyond = getattr(model.generation_config, "max_tokens_beyond_source", None) or 0
         longest = 2 * min(self.max_tokens, tokenizer.model_max_length) + beyond
         most = max(longest, MAX_NEW_TOKENS)
-        size = model.get_output_embeddings().out_features
+        size = output_size(model)
         is_list = isinstance(ids, list) and 0 < len(ids) <= most
         if not is_list or not all(type(i) is int and 0 <= i < size for i in ids):
             raise ValueError("This translation is none of the model: translate again.")

@@ -2,7 +2,12 @@
 
 import pytest
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import (
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from hf_vanilla.models.packing_vanilla import is_packable
 from hf_vanilla.text import page_search
@@ -155,6 +160,23 @@ def test_models_of_transformers_work_too(trained, tmp_path):
     assert len(result.hypotheses) == 2
     assert not result.has_layers
     assert result.attentions.cross.shape[:2] == (2, 2)
+
+
+def test_a_model_whose_output_layer_is_its_table_attends_to_a_translation(trained, tmp_path):
+    tokenizer = trained[1]
+    sides = {
+        f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "ffn_dim")
+    }
+    sides |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "d_model": 16}
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    sizes = {"src_vocab_size": len(tokenizer), "tgt_vocab_size": len(tokenizer)}
+    config = FSMTConfig(langs=["en", "de"], max_position_embeddings=64, **sides, **ids, **sizes)
+    FSMTForConditionalGeneration(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    service = PageService(max_tokens=40)
+    assert service.attend(str(tmp_path), SENTENCE, [3, 4]).target_ids == [3, 4]
+    with pytest.raises(ValueError, match="This translation is none of the model"):
+        service.attend(str(tmp_path), SENTENCE, [len(tokenizer)])
 
 
 # --- any text ----------------------------------------------------------------------------------

@@ -6,7 +6,13 @@ import logging
 import pytest
 import small_run
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    BertConfig,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+)
 
 from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.loading import load_translator
@@ -22,6 +28,21 @@ SOURCES = [source for source, _ in PAIRS[:19]]
 def test_the_trained_model_translates_its_training_pairs(trained):
     # the other tests need a model with varied output
     assert translate(*trained, SOURCES) == [target for _, target in PAIRS[:19]]
+
+
+def test_a_model_of_two_configs_translates(trained, tmp_path):
+    tokenizer = trained[1]
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sides = [BertConfig(vocab_size=size, **sizes) for size in (len(tokenizer), len(tokenizer) - 1)]
+    ids = {"decoder_start_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(*sides, **ids))
+    model.generation_config.max_new_tokens = 2
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert len(list(Translator(tmp_path).translate(SOURCES[:2]))) == 2
+    last = len(tokenizer) - 2
+    with pytest.raises(ValueError, match=f"={last + 1}: the vocabulary has ids up to {last}"):
+        Translator(tmp_path, suppress_tokens=[last + 1])
 
 
 @pytest.fixture(scope="module")
