@@ -140,8 +140,7 @@ class Aligner:
     ) -> None:
         if not has_one_vocabulary(tokenizer):
             raise ValueError("alignments need a tokenizer with one vocabulary for both languages")
-        layers, heads = model.config.decoder_layers, model.config.decoder_attention_heads
-        self.head = checked_head(head, layers, heads)
+        self.head = checked_head(head, *_layers_and_heads(model))
         self._model, self._tokenizer = eager_copy(model), tokenizer
 
     def align(
@@ -232,6 +231,12 @@ class Aligner:
         return found
 
 
+def _layers_and_heads(model: PreTrainedModel) -> tuple[int, int]:
+    """Numbers of layers and heads of a decoder; T5 and others have names of their own for them."""
+    config = model.config.get_text_config(decoder=True)
+    return config.num_hidden_layers, config.num_attention_heads
+
+
 def has_one_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether source and target have the same token ids."""
     is_double = tokenizer.init_kwargs.get("target_pieces") is not None
@@ -281,11 +286,11 @@ def error_rates(
         tokenizer: its tokenizer.
         gold: pairs with known alignments.
     """
-    config = model.config
+    layers, count = _layers_and_heads(model)
     heads = [
         AlignmentHead(layer=layer, head=head, is_next=is_next)
-        for layer in range(config.decoder_layers)
-        for head in (None, *range(config.decoder_attention_heads))
+        for layer in range(layers)
+        for head in (None, *range(count))
         for is_next in (False, True)
     ]
     aligner = Aligner(model, tokenizer)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_vanilla.data.corpus import built_in_numbers, number_words
 from hf_vanilla.text.alignments import (
@@ -227,6 +228,21 @@ def test_a_damaged_file_of_a_head_is_named(tmp_path, text):
 def test_a_head_that_is_not_there_is_refused(trained, head, message):
     with pytest.raises(ValueError, match=message):
         Aligner(*trained, AlignmentHead(layer=head[0], head=head[1]))
+
+
+def test_a_model_of_transformers_aligns_too(trained):
+    sizes = {"d_model": 12, "d_kv": 4, "d_ff": 8, "num_layers": 3, "num_heads": 5}
+    config = T5Config(vocab_size=len(trained[1]), decoder_start_token_id=0, **sizes)
+    model = T5ForConditionalGeneration(config)
+    aligner = Aligner(model.eval(), trained[1], AlignmentHead(layer=2, head=4))
+    (links,) = aligner.align(PAIRS[:1])
+    assert {target for _, target in links} == {0, 1, 2}
+    rates = error_rates(model, trained[1], [aligned_number(7)])
+    assert {(one.layer, one.head) for one in rates} == {
+        (layer, head) for layer in range(3) for head in (None, *range(5))
+    }
+    with pytest.raises(ValueError, match="layer=3: the decoder has the layers 0 to 2"):
+        Aligner(model, trained[1], AlignmentHead(layer=3))
 
 
 def test_two_vocabularies_are_refused(trained):
