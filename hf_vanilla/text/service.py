@@ -167,7 +167,9 @@ class Model:
         if getattr(model.config, "position_embedding_type", None) == "learned":
             self.limit = min(self.limit, model.config.max_position_embeddings)
         self._fragments = service.fragments(name)
-        self._splitter = SentenceSplitter("en" if self.source == UNKNOWN else self.source)
+        # of a code such as pt-BR the language alone; of any other name, the rules of English
+        code = re.match(r"[a-z]{2,3}(?![a-z])", self.source.lower())
+        self._splitter = SentenceSplitter("en" if code is None else code[0])
 
     def blocks(self, text: str, *, is_html: bool) -> list[str | list[Piece]]:
         """The sentences of each block of a text, and between them what is not translated."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -218,6 +219,19 @@ def test_two_models_of_one_pair_of_languages_are_one_pair():
     assert (english["targets"], german["targets"]) == (["de"], [])
     with pytest.raises(ValueError, match=r"from 'fr' to 'de': there is en to de\."):
         asyncio.run(served.calls["/translate"]({"q": "un", "source": "fr", "target": "de"}))
+
+
+@pytest.mark.parametrize("codes", ["en-US to pt-BR", "en_XX to de_DE", "english to german"])
+def test_a_card_may_state_other_codes_than_those_of_languages(trained_run, tmp_path, codes):
+    shutil.copytree(trained_run, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "README.md").write_text(f"- Translates: {codes}\n")
+    served = served_by([str(tmp_path)], Settings(), Worker())
+    assert [one["code"] for one in served.facts["/languages"]()] == codes.split(" to ")
+    source, target = codes.split(" to ")
+    answer = asyncio.run(
+        served.calls["/translate"]({"q": "one. Two.", "source": source, "target": target})
+    )
+    assert answer["translatedText"].strip()
 
 
 def test_a_learned_position_model_refuses_what_is_over_its_length(trained, tmp_path):
