@@ -359,13 +359,11 @@ def _listed_models(arguments: Sequence[str], classes: Sequence[type]) -> list[st
     rest = list(arguments)
     has_model = any(declared.name == "model" for kind in classes for declared in fields(kind))
     models = pop_values(rest, "--model") if has_model else []
-    if len(models) < 2:
-        return list(arguments)
     lists = {name for kind in classes for name in noted(kind, "repeats_model")}
+    if len(models) < 2 or "model" in lists:  # the parser joins the values of a list
+        return list(arguments)
     if not lists:
         raise UsageError(f"--model has {len(models)} values, {', '.join(models)}: give one")
-    if "model" in lists:
-        return [*rest, "--model", *models]
     for name in lists:
         if name in given_options(rest):
             raise UsageError(f"--{name} and several --model: give all models by one of them")

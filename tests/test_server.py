@@ -16,6 +16,7 @@ from chromium import served
 
 from hf_vanilla.app.page import message
 from hf_vanilla.app.server import POLICY
+from hf_vanilla.options import parse_options
 from hf_vanilla.serve import AppOptions, ServeOptions, open_app, serve
 from hf_vanilla.text.static_page import TITLE
 
@@ -32,6 +33,11 @@ def test_an_impossible_option_is_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=problem):
             kind(**changes)
+
+
+def test_models_of_the_service_may_be_given_together_and_one_by_one():
+    given = parse_options(ServeOptions, ["--model", "a", "b", "--port=80", "--model=c"])
+    assert given.model == ["a", "b", "c"]
 
 
 def test_what_cannot_be_served_is_refused_before_serving():
