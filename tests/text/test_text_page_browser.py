@@ -148,6 +148,16 @@ def test_sampling_and_lengths_follow_their_fields_and_the_link(visit, trained):
     expect(again.locator(".problem")).to_contain_text("The temperature is 'warm': give a number")
 
 
+def test_a_link_has_the_first_head_and_the_first_key(visit):
+    tab = asked(visit())
+    tab.locator("fieldset.head label", has_text="0").click()
+    tab.locator(".panel").focus()
+    tab.keyboard.press("ArrowRight")
+    said(tab, "head 0: the step that writes")
+    again = visit("#" + tab.url.split("#")[1])
+    expect(again.locator(".said")).to_have_text(tab.locator(".said").inner_text())
+
+
 @pytest.fixture
 def deep(tiny_model, tmp_path):
     """A model of 2 + 5 layers and 3 + 2 heads that reads Hebrew."""

@@ -27,7 +27,7 @@ export function writeAddress(model, question, state) {
   const fields = new URLSearchParams({ m: model, s: question.text });
   for (const [name, text] of Object.entries(question.settings)) if (text !== "") fields.set(name, text);
   for (const [short, [name]] of Object.entries(FIELDS)) {
-    if (state[name] !== null && state[name] !== "" && state[name] !== 0) fields.set(short, state[name]);
+    if (state[name] !== null && state[name] !== "") fields.set(short, state[name]);
   }
   history.replaceState(null, "", `#${fields}`);
 }

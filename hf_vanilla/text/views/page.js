@@ -20,7 +20,7 @@ const state = {
   hypothesis: 0, step: 0, candidate: 0, // of the search
   source: null, box: 0, // of the overview
   other: 1, otherText: "", otherModel: "", // what to compare with: a hypothesis, or "asked", a text or another model
-  present: 0,
+  present: null, // 1: the picture fills the screen
 };
 let settings = null; // of the engine or the service
 let model = ""; // that translates
@@ -314,7 +314,7 @@ function present(isOn) {
   at(".present").textContent = isOn ? "Leave" : "Present";
   if (isOn) document.documentElement.requestFullscreen?.().catch(() => {}); // without it, the window is filled
   else if (document.fullscreenElement) document.exitFullscreen();
-  set({ present: Number(isOn) });
+  set({ present: isOn ? 1 : null });
 }
 
 // --- events ---------------------------------------------------------------------------------------
