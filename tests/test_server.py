@@ -15,7 +15,8 @@ import pytest
 from chromium import served
 
 from hf_vanilla.app.page import message
-from hf_vanilla.app.server import POLICY
+from hf_vanilla.app.server import POLICY, Metrics
+from hf_vanilla.app.worker import Worker
 from hf_vanilla.options import parse_options
 from hf_vanilla.serve import AppOptions, ServeOptions, open_app, serve
 from hf_vanilla.text.static_page import TITLE
@@ -154,6 +155,15 @@ def test_what_the_service_refuses_is_one_sentence(ask):
         assert (found_status, list(found)) == (status, ["error"]), (path, found)
         assert problem in found["error"]
         assert "\n" not in found["error"]
+
+
+def test_metrics_count_every_value_of_many():
+    worker = Worker()
+    worker.values, worker.seconds = 12_345_678, 1_234_567.25
+    text = Metrics(worker).text()
+    assert "hf_vanilla_batch_values_total 12345678\n" in text
+    assert "hf_vanilla_batch_seconds_total 1234567.25\n" in text
+    worker.close()
 
 
 def test_serving_connects_to_no_other_machine(trained_run, monkeypatch):

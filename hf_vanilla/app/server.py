@@ -105,7 +105,7 @@ class Metrics:
 
         def add(name: str, type_: str, values: Mapping[str, float]) -> None:
             lines.append(f"# TYPE hf_vanilla_{name} {type_}")
-            lines.extend(f"hf_vanilla_{name}{labels} {value:g}" for labels, value in values.items())
+            lines.extend(f"hf_vanilla_{name}{labels} {value}" for labels, value in values.items())
 
         requests = {
             f'{{path="{path}",status="{status}"}}': count
