@@ -45,6 +45,8 @@ class Word:
 def put_back(markup: Markup, translation: str, links: Links, terms: Sequence[Term] = ()) -> str:
     """The translation with all items; of an empty one, the items and the numbers.
 
+    A source without words, such as `&nbsp;`, stays as it is.
+
     Args:
         markup: of the source.
         translation: of its plain text.
@@ -53,7 +55,7 @@ def put_back(markup: Markup, translation: str, links: Links, terms: Sequence[Ter
             numbers that they translate are not written again.
     """
     if not markup.plain:
-        return markup.text
+        return markup.text.strip()
     source_spans = parts(markup.plain)
     words, covered = _words(source_spans, translation, links, terms)
     texts = [markup.plain[a:b] for a, b in source_spans]

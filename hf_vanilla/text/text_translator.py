@@ -232,7 +232,9 @@ def with_markup(
     ]
     links = aligner.align(pairs, parts_of=parts)
     return [
-        put_back(markup, text, found, of_one) if markup.needs_alignment else markup.written(text)
+        put_back(markup, text, found, of_one)
+        if markup.needs_alignment or not markup.plain
+        else markup.written(text)
         for markup, text, found, of_one in zip(sources, translations, links, terms, strict=True)
     ]
 

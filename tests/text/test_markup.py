@@ -4,6 +4,7 @@ import random
 import re
 from collections import Counter
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from hf_vanilla.text.loading import demo_model
 from hf_vanilla.text.markup import ITEM, NUMBER, TAG_NAME, parts, take_out
 from hf_vanilla.text.markup_placement import put_back
 from hf_vanilla.text.terminology import Terminology
-from hf_vanilla.text.text_translator import TextTranslator
+from hf_vanilla.text.text_translator import TextTranslator, with_markup
 from hf_vanilla.text.translator import Translator
 
 
@@ -69,6 +70,14 @@ def test_a_text_of_200000_characters_is_read_once(part, count):
     markup = take_out(text)
     assert len(markup.root.children) == count
     assert ITEM.sub("", text).split() == markup.plain.split()
+
+
+def test_a_text_without_words_stays_whatever_the_model_writes():
+    texts = ["&nbsp;", " <br> &#160;", "  ", "{x}"]
+    aligner = SimpleNamespace(align=lambda pairs, **_: [[] for _ in pairs])
+    sources = [take_out(text) for text in texts]
+    found = with_markup(aligner, sources, ["anything"] * 4, [[]] * 4)
+    assert found == ["&nbsp;", "<br> &#160;", "", "{x}"]
 
 
 @pytest.mark.parametrize(
