@@ -308,9 +308,8 @@ def generated_texts(
     # one sequence per sentence, whatever the generation config says
     returned = {"num_return_sequences": 1, "return_dict_in_generate": False}
     options = {**with_nan_check(model, generate_kwargs), **returned}
-    ids = generated(model, tokenizer, rows, **options)[
-        :, 1:
-    ]  # some tokenizers do not count the start token as special
+    # some tokenizers do not count the start token as special
+    ids = generated(model, tokenizer, rows, **options)[:, 1:]
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     return list(zip(texts, ids.tolist(), strict=True))
 
