@@ -102,9 +102,9 @@ def read_terminology(path: str | Path) -> Terminology:
     """
     terms = []
     for number, line in enumerate(read_lines(path), start=1):
-        columns = line.rstrip("\n").split("\t")
         if not line.strip():
             continue
+        columns = line.split("\t")
         if len(columns) != 2 or not all(column.strip() for column in columns):
             raise ValueError(
                 f"{path}, line {number}: {line!r:.60} is no term: give a source phrase, a tab and "

@@ -173,21 +173,21 @@ const evenRound = (value) => (value % 1 === 0.5 ? 2 * Math.round(value / 2) : Ma
 function alignedWords({ model, alignment }, sentence, ids, { cross }) {
   const layers = cross.length, { layer, head, is_next: isNext } = alignment ?? { layer: Math.max(layers - 2, 0), head: null, is_next: false };
   const texts = [sentence, model.tokenizer.decode(ids)], tokens = [model.tokenizer.encode(sentence), ids];
-  const parts = texts.map((text) => text.split(/[\p{White_Space}\x1c-\x1f]+/u).filter(Boolean));
+  const parts = texts.map((text) => text.split(BLANK).filter(Boolean));
   const shares = texts.map((text, side) => sharesOf(model.tokenizer, tokens[side], text));
   const grid = gridsOf(cross[layer], tokens[0].length, false);
   const rows = ids.map((_, row) => tokens[0].map((_, column) => {
     const at = Math.min(row + Number(isNext), ids.length - 1);
     return head === null ? mean(grid.map((one) => one[at][column])) : grid[head][at][column];
   }));
-  const links = parts[1].map((_, word) => {
+  const best = parts[1].map((_, word) => {
     const total = shares[1].reduce((sum, share) => sum + (share[word] ?? 0), 0);
     const weights = parts[0].map((_, own) => rows.reduce((sum, row, t) => sum + ((shares[1][t][word] ?? 0) / Math.max(total, 1e-9)) * row.reduce((all, weight, s) => all + weight * (shares[0][s][own] ?? 0), 0), 0));
     return [weights.indexOf(Math.max(...weights)), word, Math.max(...weights)];
   });
-  const sorted = links.filter(([, , weight]) => weight > 0).map(([own, word]) => [own, word]).sort(([a, b], [c, d]) => a - c || b - d);
+  const links = best.filter(([, , weight]) => weight > 0).map(([own, word]) => [own, word]).sort(([a, b], [c, d]) => a - c || b - d);
   const starts = parts[1].map((_, word) => shares[1].findIndex((share) => share[word] > 0));
-  return { source: parts[0], target: parts[1], starts, links: parts[0].length ? sorted : [], head: { layer, head, is_next: isNext } };
+  return { source: parts[0], target: parts[1], starts, links, head: { layer, head, is_next: isNext } };
 }
 
 /** Which share of each token lies in which word: `{ word: share }` for each token. */
