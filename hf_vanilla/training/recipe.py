@@ -372,9 +372,8 @@ def drop_retired(values: dict[str, Any], arguments: list[str]) -> None:
     """
     for name, (instead, off) in RETIRED.items():
         written = [values.pop(name)] if name in values else []
-        for spelling in {f"--{name}", f"--{name.replace('_', '-')}"}:
-            text = pop_option(arguments, spelling)
-            written += [] if text is None else [yaml_value(text)]
+        text = pop_option(arguments, f"--{name}")
+        written += [] if text is None else [yaml_value(text)]
         for value in written:
             if value is not None and value not in off:
                 raise ValueError(f"{name}={shown(value)}: this option has gone; {instead}")
