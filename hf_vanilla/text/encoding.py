@@ -41,6 +41,11 @@ PREPARED = "prepared.json"
 FORMAT = 1  # version of the files' meaning
 MOST_PAIRS = 10**12
 SAMPLED_ROWS = 1_000  # rows of text in a corpus's fingerprint, evenly spaced
+# what decides the ids of a `VanillaFairseqTokenizer` beside its backend
+FAIRSEQ_SETTINGS = (
+    *("source_vocab_size", "target_pieces", "source_lang", "target_lang"),
+    *("use_moses", "do_lower_case", "normalize_punctuation"),
+)
 
 
 @dataclass(frozen=True)
@@ -224,6 +229,8 @@ def _fingerprint(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> str:
         state = json.loads(tokenizer.backend_tokenizer.to_str())
         state = {k: part for k, part in state.items() if k not in ("padding", "truncation")}
         state["class"] = type(tokenizer).__name__
+        settings = tokenizer.init_kwargs
+        state |= {name: settings[name] for name in FAIRSEQ_SETTINGS if name in settings}
     return Hasher.hash(("encode_pairs", pairs._fingerprint, state))
 
 
