@@ -271,7 +271,7 @@ class Prepared:
 
 
 class StreamedPairs:
-    """Rows of a stream of unknown length, counted and then read forwards by slices.
+    """Rows of a stream of unknown length, counted and then read once, forwards, by slices.
 
     Args:
         rows: of `source` and `target`.
@@ -281,9 +281,6 @@ class StreamedPairs:
     """
 
     def __init__(self, rows: IterableDataset) -> None:
-        self._rows = rows
-        self._iterator: Iterator[dict[str, str]] = iter(())
-        self._following: int | None = None
         digest, self._count = hashlib.sha256(), 0
         for row in tqdm(rows, desc="Counting", unit="pair"):
             digest.update(json.dumps([row["source"], row["target"]]).encode())
@@ -291,14 +288,15 @@ class StreamedPairs:
         if not self._count:
             raise ValueError("the stream has no sentence pairs")
         self.fingerprint = digest.hexdigest()[:16]
+        self._iterator, self._following = iter(rows), 0
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, rows: slice) -> dict[str, list[str]]:
-        if rows.start != self._following:
-            self._iterator = iter(self._rows.skip(rows.start))
-        read = list(islice(self._iterator, rows.stop - rows.start))
+        read = list(
+            islice(self._iterator, rows.start - self._following, rows.stop - self._following)
+        )
         self._following = rows.stop
         return {side: [row[side] for row in read] for side in ("source", "target")}
 
