@@ -12,7 +12,7 @@ import heapq
 import json
 import random
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -233,6 +233,11 @@ class SubwordDropout:
             usual = encoded.input_ids[number]
             found.append(ids if len(ids) <= self._max_length else usual)
         return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # made anew in a worker process: the cache of draws cannot be pickled
+        rates = {"rate": self._rate, "seed": self._seed, "max_length": self._max_length}
+        return partial(SubwordDropout, **rates), (self._tokenizer,)
 
     def _words(self, tokens: Encoding) -> Iterator[tuple[int, ...]]:
         """The ids of each word of a text; special tokens are words."""
