@@ -144,11 +144,6 @@ class TranslationTask:
         return self.recipe.data
 
     @property
-    def processor(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of both languages."""
-        return self.data.tokenizer
-
-    @property
     def has_validation(self) -> bool:
         """Whether there are validation pairs."""
         return self.data.validation is not None
