@@ -316,7 +316,7 @@ class TranslationTask:
             model,
             validation.pairs,
             self.collate,
-            tokens_per_batch=max(options.tokens_per_batch, options.max_length),
+            tokens_per_batch=options.tokens_per_batch,
         )
         values = {"nll": nll, "perplexity": perplexity(nll)}
         if not options.eval_sentences:
