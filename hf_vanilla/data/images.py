@@ -317,8 +317,14 @@ class ImageCells:
         return open_image(self.content(row), name=f"{self.origin}[{row}]")
 
     def content(self, row: int) -> str | io.BytesIO:
-        """The path of the image, or its bytes."""
+        """The path of the image, or its bytes.
+
+        Raises:
+            ImageError: the cell is empty.
+        """
         cell = self.rows[row][self.column]
+        if cell is None:
+            raise ImageError(f"{self.origin}[{row}] has no image: leave the row out")
         return cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"])
 
 
