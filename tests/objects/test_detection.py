@@ -265,6 +265,11 @@ def test_a_dataset_with_an_objects_column_is_read_as_the_hub_has_it(tmp_path, mo
     assert images.sizes.tolist() == [[20, 30]]
     assert images.objects[0].boxes.tolist() == [[2, 3, 12, 8]]
     assert images.open(0).size == (30, 20)
+    damaged = [*rows.cast_column("image", datasets.Image(decode=False))]
+    damaged[0]["image"] = {"bytes": b"no image", "path": None}
+    rows = datasets.Dataset.from_list(damaged, features=features)
+    with pytest.raises(ValueError, match=r"^somebody/dogs\[0\] is damaged or no image"):
+        load_detection_images("somebody/dogs")
 
 
 def test_digit_scenes_follow_from_seed_and_number_and_do_not_overlap():
