@@ -192,7 +192,7 @@ def test_metadata_and_yolo_folders_give_the_boxes_of_the_coco_file(tmp_path):
         assert images.label_names[label] == "dog"
         assert np.allclose(box, [2, 3, 12, 8])
         assert images.open(0).size == (30, 20)
-    with pytest.raises(ValueError, match="images='photos' is of a COCO file, and"):
+    with pytest.raises(ValueError, match="images='photos' is for a COCO file, and"):
         load_detection_images(str(folder), images="photos")
     entry["objects"] = {"bbox": [[2, 3, 10, 5]] * 2, "categories": [1, "dog"]}
     (folder / "metadata.jsonl").write_text(json.dumps(entry))
