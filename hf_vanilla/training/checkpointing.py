@@ -418,6 +418,8 @@ def _chosen_checkpoints(options: AverageOptions) -> list[Path]:
     run = Path(options.run)
     folders = all_checkpoints(run)
     if not options.best:
+        if options.best_by is not None:
+            raise ValueError(f"best_by={options.best_by!r} needs best, the number of checkpoints")
         if not 0 < options.last <= len(folders):
             raise ValueError(f"last={options.last}: {run} has {len(folders)} checkpoints")
         return folders[-options.last :]
