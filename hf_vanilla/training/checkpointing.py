@@ -174,7 +174,10 @@ def _remove(folder: Path) -> None:
 def remove_leftovers(output_dir: Path) -> None:
     """Remove what a killed run had not finished writing or removing."""
     for leftover in output_dir.glob(f"*{PARTIAL}"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 def usable_checkpoint(output_dir: Path) -> Path | None:
