@@ -8,7 +8,6 @@ here. What is drawn depends on the seed of the run and of the micro-batch alone.
 Shapes: B batch, T target, V vocabulary.
 """
 
-import heapq
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -255,9 +254,8 @@ class SubwordDropout:
     def _symbols(self, word: tuple[int, ...]) -> list[str] | None:
         """The symbols from which merges build a word; None for an unknown or a special token."""
         text = "".join(self._pieces.get(token, "") for token in word)
-        stem = text.removesuffix(self._suffix) if self._suffix else text
-        symbols = list(stem)
-        if self._suffix and text != stem and symbols:
+        symbols = list(text.removesuffix(self._suffix))
+        if symbols and len(symbols) < len(text):
             symbols[-1] += self._suffix
         whole = self._merged(symbols, None)
         return symbols if [self._ids.get(piece) for piece in whole] == list(word) else None
@@ -266,17 +264,15 @@ class SubwordDropout:
         """The pieces of a word; without `draw` no merge is left out."""
         pieces = list(symbols)
         while True:
-            ranked = [
+            ranked = sorted(
                 (rank, index)
                 for index, pair in enumerate(pairwise(pieces))
                 if (rank := self._ranks.get(pair)) is not None
-            ]
-            heapq.heapify(ranked)
-            while ranked and draw is not None and draw.random() < self._rate:
-                heapq.heappop(ranked)
-            if not ranked:
+            )
+            kept = (index for _, index in ranked if draw is None or draw.random() >= self._rate)
+            index = next(kept, None)
+            if index is None:
                 return pieces
-            _, index = ranked[0]
             pieces[index : index + 2] = [pieces[index] + pieces[index + 1]]
 
 
