@@ -235,8 +235,9 @@ class SubwordDropout:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # made anew in a worker process: the cache of draws cannot be pickled
-        rates = {"rate": self._rate, "seed": self._seed, "max_length": self._max_length}
-        return partial(SubwordDropout, **rates), (self._tokenizer,)
+        settings: dict[str, Any] = {"rate": self._rate, "seed": self._seed}
+        made = partial(SubwordDropout, **settings, max_length=self._max_length)
+        return made, (self._tokenizer,)
 
     def _words(self, tokens: Encoding) -> Iterator[tuple[int, ...]]:
         """The ids of each word of a text; special tokens are words."""
