@@ -414,13 +414,13 @@ def pop_option(arguments: list[str], name: str) -> str | None:
 
 
 def pop_values(arguments: list[str], name: str) -> list[str]:
-    """Remove every `name VALUE` and `name=VALUE` and return the values.
+    """Remove every `name VALUE` and `name=VALUE` and return the values; dashes mean underscores.
 
     Raises:
         UsageError: the name is the last argument and has no value.
     """
-    values = []
-    for index in [i for i, a in enumerate(arguments) if a.split("=")[0] == name][::-1]:
+    values, names = [], (name, f"--{name.removeprefix('--').replace('_', '-')}")
+    for index in [i for i, a in enumerate(arguments) if a.split("=")[0] in names][::-1]:
         if "=" in arguments[index]:
             values.append(arguments.pop(index).split("=", 1)[1])
         elif index + 1 < len(arguments):

@@ -5,7 +5,6 @@ scripts/junctions.py [--sweep FILE] [--train False] [--processes N]
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -152,7 +151,8 @@ def _forecasts(model: Any, drawn: Junctions, change: str) -> tuple[np.ndarray, n
     elif change == "no cars":
         past, cars = past[:, :1], 1
     found, chances = [], []
-    for rows in _parts(scenes, 100):
+    for first in range(0, scenes, 100):
+        rows = slice(first, first + 100)
         group = np.repeat(np.arange(scenes)[rows], cars)
         flat = past[rows].reshape(-1, *past.shape[2:])
         mask = np.ones(flat.shape[:2], bool)
@@ -160,10 +160,6 @@ def _forecasts(model: Any, drawn: Junctions, change: str) -> tuple[np.ndarray, n
         found.append(tracks[::cars])
         chances.append(probabilities[::cars])
     return np.concatenate(found), np.concatenate(chances)
-
-
-def _parts(count: int, size: int) -> Iterator[slice]:
-    return (slice(first, first + size) for first in range(0, count, size))
 
 
 def _branch_odds(

@@ -87,6 +87,9 @@ def test_popping_an_option_takes_all_its_places_and_the_last_value():
     assert pop_option(arguments, "--a") == "3"
     assert arguments == ["--b=2", "rest"]
     assert pop_option(arguments, "--a") is None
+    arguments = ["--max-steps=1", "--max_steps", "2", "--max-step", "3"]
+    assert pop_option(arguments, "--max_steps") == "2"
+    assert arguments == ["--max-step", "3"]
 
 
 def test_an_option_at_the_end_without_a_value_is_named():

@@ -131,6 +131,10 @@ def _opened(paths: Iterable[str], errors: dict[str, ImageError]) -> "Iterator[Im
             image = open_image(path)
         except FileNotFoundError:
             errors[path] = ImageError(f"{path}: no such file")
+        except IsADirectoryError:
+            errors[path] = ImageError(
+                f"{path} is a folder: give files, or the folder as an argument"
+            )
         except ImageError as error:
             errors[path] = error
         else:

@@ -72,8 +72,12 @@ def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "
         raise ImageError(f"{label} {reason}: replace or remove it") from None
 
 
-def header_size(source: "str | Path | BinaryIO") -> tuple[int, int]:
+def header_size(source: "str | Path | BinaryIO", *, name: str | None = None) -> tuple[int, int]:
     """Height and width of an image, turned as its EXIF data says, without decoding its pixels.
+
+    Args:
+        source: as for `open_image`.
+        name: likewise.
 
     Raises:
         ImageError: it is damaged or no image.
@@ -89,7 +93,7 @@ def header_size(source: "str | Path | BinaryIO") -> tuple[int, int]:
     except FileNotFoundError:
         raise
     except Exception:  # a damaged file fails in many ways
-        raise ImageError(f"{source} is damaged or no image: replace or remove it") from None
+        raise ImageError(f"{name or source} is damaged or no image: replace or remove it") from None
     return (width, height) if turned else (height, width)
 
 
@@ -317,8 +321,14 @@ class ImageCells:
         return open_image(self.content(row), name=f"{self.origin}[{row}]")
 
     def content(self, row: int) -> str | io.BytesIO:
-        """The path of the image, or its bytes."""
+        """The path of the image, or its bytes.
+
+        Raises:
+            ImageError: the cell is empty.
+        """
         cell = self.rows[row][self.column]
+        if cell is None:
+            raise ImageError(f"{self.origin}[{row}] has no image: leave the row out")
         return cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"])
 
 

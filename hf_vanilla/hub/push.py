@@ -48,7 +48,9 @@ class PushOptions(Options):
 
     model: str = option(text="folder written by training or save_pretrained")
     repo_id: str = option(text="where to push it: USER/NAME")
-    private: bool = option(False, "make a new repository private")
+    private: bool = option(
+        False, "make a new repository private; else it is as the account's default"
+    )
     revision: str | None = option(None, "branch to push to, made if it is new; else the main one")
     with_code: bool = option(
         False, "push the model's code too, for those who load it without hf_vanilla"
@@ -88,7 +90,8 @@ def push_folder(options: PushOptions) -> str:
     folder = Path(model_folder(options.model))
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; give one that training wrote")
-    to = Repository(repo_id=options.repo_id, private=options.private, revision=options.revision)
+    private = options.private or None  # False would publish where the default is private
+    to = Repository(repo_id=options.repo_id, private=private, revision=options.revision)
     if options.space and options.with_code:
         raise ValueError("space and with_code: a Space has no code of the model; give one of them")
     if options.space:

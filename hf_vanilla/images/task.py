@@ -6,7 +6,7 @@ Shapes: B batch, H x W pixels.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -68,11 +68,6 @@ class ImageClassificationTask:
     def options(self) -> ImageDataOptions:
         """The recipe's data options."""
         return self.recipe.data
-
-    @property
-    def processor(self) -> Any:
-        """Transformers' image processor."""
-        return self.images.processor
 
     @property
     def has_validation(self) -> bool:
@@ -203,7 +198,7 @@ class ImageClassificationTask:
 
     def save(self, folder: Path) -> None:
         """Write the image processor, and the fingerprints that a resumed run compares."""
-        self.processor.save_pretrained(folder)
+        self.images.processor.save_pretrained(folder)
         np.save(folder / FINGERPRINT_FILE, self.images.train.images.fingerprints)
 
     def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:

@@ -333,7 +333,9 @@ def _from_hub(name: str, split: str) -> DetectionImages:
     if {"height", "width"} <= set(rows.column_names):
         sizes = list(zip(rows["height"], rows["width"], strict=True))
     else:
-        sizes = [header_size(pictures.content(row)) for row in range(len(rows))]
+        sizes = [
+            header_size(pictures.content(row), name=item) for row, (item, _) in enumerate(cells)
+        ]
     files = [item for item, _ in cells]
     return _from_cells(
         cells, sizes, files, pictures, name, known=_hub_names(rows.features["objects"])

@@ -41,6 +41,11 @@ PREPARED = "prepared.json"
 FORMAT = 1  # version of the files' meaning
 MOST_PAIRS = 10**12
 SAMPLED_ROWS = 1_000  # rows of text in a corpus's fingerprint, evenly spaced
+# what decides the ids of a `VanillaFairseqTokenizer` beside its backend
+FAIRSEQ_SETTINGS = (
+    *("source_vocab_size", "target_pieces", "source_lang", "target_lang"),
+    *("use_moses", "do_lower_case", "normalize_punctuation"),
+)
 
 
 @dataclass(frozen=True)
@@ -224,6 +229,8 @@ def _fingerprint(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> str:
         state = json.loads(tokenizer.backend_tokenizer.to_str())
         state = {k: part for k, part in state.items() if k not in ("padding", "truncation")}
         state["class"] = type(tokenizer).__name__
+        settings = tokenizer.init_kwargs
+        state |= {name: settings[name] for name in FAIRSEQ_SETTINGS if name in settings}
     return Hasher.hash(("encode_pairs", pairs._fingerprint, state))
 
 
@@ -264,7 +271,7 @@ class Prepared:
 
 
 class StreamedPairs:
-    """Rows of a stream of unknown length, counted and then read forwards by slices.
+    """Rows of a stream of unknown length, counted and then read once, forwards, by slices.
 
     Args:
         rows: of `source` and `target`.
@@ -274,9 +281,6 @@ class StreamedPairs:
     """
 
     def __init__(self, rows: IterableDataset) -> None:
-        self._rows = rows
-        self._iterator: Iterator[dict[str, str]] = iter(())
-        self._following: int | None = None
         digest, self._count = hashlib.sha256(), 0
         for row in tqdm(rows, desc="Counting", unit="pair"):
             digest.update(json.dumps([row["source"], row["target"]]).encode())
@@ -284,14 +288,15 @@ class StreamedPairs:
         if not self._count:
             raise ValueError("the stream has no sentence pairs")
         self.fingerprint = digest.hexdigest()[:16]
+        self._iterator, self._following = iter(rows), 0
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, rows: slice) -> dict[str, list[str]]:
-        if rows.start != self._following:
-            self._iterator = iter(self._rows.skip(rows.start))
-        read = list(islice(self._iterator, rows.stop - rows.start))
+        read = list(
+            islice(self._iterator, rows.start - self._following, rows.stop - self._following)
+        )
         self._following = rows.stop
         return {side: [row[side] for row in read] for side in ("source", "target")}
 

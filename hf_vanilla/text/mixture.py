@@ -371,17 +371,13 @@ class SourceNoise:
         """
         keys = torch.randint(1 << 62, (len(rows),), generator=generator).tolist()
         places = np.searchsorted(self._firsts, rows, side="right") - 1
-        noisy = [
-            self._changed(text, self._corpora[place], str(key))
-            for text, place, key in zip(sources, places.tolist(), keys, strict=True)
-        ]
+        noisy = []
+        for text, place, key in zip(sources, places.tolist(), keys, strict=True):
+            corpus = self._corpora[place]
+            rates = {"casing": corpus.casing_noise, "typos": corpus.typo_noise}
+            noisy.append(corpus.tagged(noisy_text(corpus.untagged(text), str(key), **rates)))
         ids = self._tokenizer(noisy, verbose=False, return_attention_mask=False).input_ids
         return [
             new if len(row) <= self._max_length else old
             for new, old, row in zip(noisy, sources, ids, strict=True)
         ]
-
-    @staticmethod
-    def _changed(text: str, corpus: MixtureCorpus, key: str) -> str:
-        rates = {"casing": corpus.casing_noise, "typos": corpus.typo_noise}
-        return corpus.tagged(noisy_text(corpus.untagged(text), key, **rates))

@@ -8,11 +8,10 @@ here. What is drawn depends on the seed of the run and of the micro-batch alone.
 Shapes: B batch, T target, V vocabulary.
 """
 
-import heapq
 import json
 import random
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -234,6 +233,12 @@ class SubwordDropout:
             found.append(ids if len(ids) <= self._max_length else usual)
         return found
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # made anew in a worker process: the cache of draws cannot be pickled
+        settings: dict[str, Any] = {"rate": self._rate, "seed": self._seed}
+        made = partial(SubwordDropout, **settings, max_length=self._max_length)
+        return made, (self._tokenizer,)
+
     def _words(self, tokens: Encoding) -> Iterator[tuple[int, ...]]:
         """The ids of each word of a text; special tokens are words."""
         for _, word in groupby(zip(tokens.ids, tokens.word_ids, strict=True), lambda pair: pair[1]):
@@ -250,9 +255,8 @@ class SubwordDropout:
     def _symbols(self, word: tuple[int, ...]) -> list[str] | None:
         """The symbols from which merges build a word; None for an unknown or a special token."""
         text = "".join(self._pieces.get(token, "") for token in word)
-        stem = text.removesuffix(self._suffix) if self._suffix else text
-        symbols = list(stem)
-        if self._suffix and text != stem and symbols:
+        symbols = list(text.removesuffix(self._suffix))
+        if symbols and len(symbols) < len(text):
             symbols[-1] += self._suffix
         whole = self._merged(symbols, None)
         return symbols if [self._ids.get(piece) for piece in whole] == list(word) else None
@@ -261,17 +265,15 @@ class SubwordDropout:
         """The pieces of a word; without `draw` no merge is left out."""
         pieces = list(symbols)
         while True:
-            ranked = [
+            ranked = sorted(
                 (rank, index)
                 for index, pair in enumerate(pairwise(pieces))
                 if (rank := self._ranks.get(pair)) is not None
-            ]
-            heapq.heapify(ranked)
-            while ranked and draw is not None and draw.random() < self._rate:
-                heapq.heappop(ranked)
-            if not ranked:
+            )
+            kept = (index for _, index in ranked if draw is None or draw.random() >= self._rate)
+            index = next(kept, None)
+            if index is None:
                 return pieces
-            _, index = ranked[0]
             pieces[index : index + 2] = [pieces[index] + pieces[index + 1]]
 
 

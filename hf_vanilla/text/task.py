@@ -144,11 +144,6 @@ class TranslationTask:
         return self.recipe.data
 
     @property
-    def processor(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of both languages."""
-        return self.data.tokenizer
-
-    @property
     def has_validation(self) -> bool:
         """Whether there are validation pairs."""
         return self.data.validation is not None
@@ -321,7 +316,7 @@ class TranslationTask:
             model,
             validation.pairs,
             self.collate,
-            tokens_per_batch=max(options.tokens_per_batch, options.max_length),
+            tokens_per_batch=options.tokens_per_batch,
         )
         values = {"nll": nll, "perplexity": perplexity(nll)}
         if not options.eval_sentences:

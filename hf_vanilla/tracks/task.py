@@ -55,7 +55,6 @@ class TrackTask:
 
     recipe: Recipe
     tracks: TrackData
-    processor: ClassVar[Any] = None
     form_option: ClassVar[str] = "form"
 
     @property

@@ -174,7 +174,10 @@ def _remove(folder: Path) -> None:
 def remove_leftovers(output_dir: Path) -> None:
     """Remove what a killed run had not finished writing or removing."""
     for leftover in output_dir.glob(f"*{PARTIAL}"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 def usable_checkpoint(output_dir: Path) -> Path | None:
@@ -418,6 +421,8 @@ def _chosen_checkpoints(options: AverageOptions) -> list[Path]:
     run = Path(options.run)
     folders = all_checkpoints(run)
     if not options.best:
+        if options.best_by is not None:
+            raise ValueError(f"best_by={options.best_by!r} needs best, the number of checkpoints")
         if not 0 < options.last <= len(folders):
             raise ValueError(f"last={options.last}: {run} has {len(folders)} checkpoints")
         return folders[-options.last :]

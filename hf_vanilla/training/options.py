@@ -7,9 +7,8 @@ from accelerate.utils import LoggerType
 from hf_vanilla.file_values import is_finite_number
 from hf_vanilla.options import Options, option
 
-from .optimization import SCHEDULES, check_schedule
+from .optimization import OPTIMIZER_CLASSES, SCHEDULES, check_schedule
 
-OPTIMIZERS = ("adam", "adamw")
 PRECISIONS = ("no", "bf16", "fp16")
 TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
 
@@ -79,7 +78,7 @@ class TrainRecipe(Options):
         choices=tuple(SCHEDULES),
     )
     warmup_steps: int = option(4000, "optimizer steps to the peak", at_least=1)
-    optimizer: str = option("adam", "of the weights", choices=OPTIMIZERS)
+    optimizer: str = option("adam", "of the weights", choices=tuple(OPTIMIZER_CLASSES))
     weight_decay: float = option(
         0.0,
         "decay of weight matrices per unit of learning rate; norms, biases, positions: none",

@@ -60,6 +60,8 @@ RETIRED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "comet": ("score the translations with unbabel-comet's own command", ()),
 }
 SECTIONS = ("model", "decoding")
+# whose entries are changed one by one
+MERGED = (*SECTIONS, *noted(TrainRecipe, "is_section"))
 AUTO = "auto"  # in place of a recipe's name
 RECIPE_HELP = (
     "The other options override those of the recipe. Its sections are set by --model.KEY VALUE "
@@ -256,8 +258,7 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
         epilog=RECIPE_HELP,
         elsewhere=[*model, *(f"decoding.{name}" for name in decoding), *adam],
     )
-    are_merged = [*SECTIONS, *noted(TrainRecipe, "is_section")]
-    given = merged(_checked(options, names, classes), {**given, **sections}, are_merged)
+    given = merged(_checked(options, names, classes), {**given, **sections}, MERGED)
     if is_auto:
         if not entry.auto:
             raise ValueError(f"recipe auto is of task {DEFAULT_TASK}, not of {task}: name a recipe")
@@ -268,9 +269,22 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
         of_data = {name for kind in classes for name in noted(kind, "of_data")}
         values = {name: value for name, value in values.items() if name not in of_data}
     _lower_rate(values, given)
-    values = merged(values, given, are_merged)
+    values = merged(values, given, MERGED)
     train, data = (made_options(kind, values) for kind in classes)
     return Recipe(train=train, data=data, task=task, **{n: values[n] for n in SECTIONS})
+
+
+def overridden(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a file with others that override them; those of a section, its entries.
+
+    Raises:
+        ValueError: recipe, task or a section has not its type.
+    """
+    values, changes = _translated(options), _translated(changes)
+    both = [
+        n for n in MERGED if isinstance(values.get(n), dict) and isinstance(changes.get(n), dict)
+    ]
+    return merged(values, changes, both)
 
 
 def _refuse_options_of_others(names: Sequence[str], task: str, start: str | None) -> None:
@@ -298,7 +312,7 @@ def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in options.items():
         section, dot, key = RENAMED.get(name, str(name)).partition(".")
-        if dot and section in (*SECTIONS, "adam"):
+        if dot and section in MERGED:
             entries = values.get(section) or {}
             check_names(section, entries, entries)  # that it holds keys and values
             values[section] = {**entries, key: value}
@@ -372,9 +386,8 @@ def drop_retired(values: dict[str, Any], arguments: list[str]) -> None:
     """
     for name, (instead, off) in RETIRED.items():
         written = [values.pop(name)] if name in values else []
-        for spelling in {f"--{name}", f"--{name.replace('_', '-')}"}:
-            text = pop_option(arguments, spelling)
-            written += [] if text is None else [yaml_value(text)]
+        text = pop_option(arguments, f"--{name}")
+        written += [] if text is None else [yaml_value(text)]
         for value in written:
             if value is not None and value not in off:
                 raise ValueError(f"{name}={shown(value)}: this option has gone; {instead}")

@@ -32,7 +32,7 @@ from hf_vanilla.options import Options, option, options_and_file, typed_values
 from hf_vanilla.plots.curves import LOG_FILE, RECIPE_FILE
 
 from .processes import TERMINATED_STATUS
-from .recipe import Recipe, read_recipe, recipe_of
+from .recipe import Recipe, overridden, read_recipe, recipe_of
 
 logger = logging.getLogger(__name__)
 
@@ -204,12 +204,13 @@ def read_sweep(path: Path) -> Sweep:
                     f"{where}: published={shown(score)}: give a number, or leave it out"
                 )
             published[str(name)] = score
-        own = {**options, **own}
+        both = {**options, **own}
         for key, instead in OWN_OPTIONS.items():
-            if key in own:
-                raise ValueError(f"{where}: {key}={shown(own[key])}: give {instead}")
-        of_name = [SweepRun(str(name), s, folder / f"{name}-seed-{s}", own) for s in seeds]
+            if key in both:
+                raise ValueError(f"{where}: {key}={shown(both[key])}: give {instead}")
         try:
+            own = overridden(options, own)
+            of_name = [SweepRun(str(name), s, folder / f"{name}-seed-{s}", own) for s in seeds]
             tasks.add(of_name[0].recipe().task)
         except (ValueError, StrictDataclassError) as error:
             raise ValueError(f"{where}: {error}") from None

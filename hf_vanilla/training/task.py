@@ -155,7 +155,6 @@ class Task(Protocol):
             legend. Those with a `better` direction come from `validate`; the first of them is the
             default of `best_by`.
         has_validation: whether there is a validation set; without one `validate` is not called.
-        processor: tokenizer or image processor that is saved with the model, None if there is none.
     """
 
     items: str
@@ -163,7 +162,6 @@ class Task(Protocol):
     micro_batches: int
     measures: Mapping[str, Measure]
     has_validation: bool
-    processor: Any
 
     def model(self) -> PreTrainedModel:
         """A new model with its initial weights; its generation config is set where it decodes.

@@ -135,7 +135,7 @@ def _candidates(run: PreparedRun, folders: list[Path], by: str) -> dict[str, lis
     """
     options, count = run.options, run.options.average_checkpoints
     ranked = best_checkpoints(folders, count, measures=run.task.measures, by=by)
-    mean = ranked[:count] if options.average_best else folders[-count:]
+    mean = ranked if options.average_best else folders[-count:]
     chosen = [part for part in (folders[-1:], ranked[:1], mean) if part]
     return {_name(part): part for part in chosen}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import small_run
 import yaml
+from opus import marian_model
 
 from hf_vanilla.convert import distill as module
 from hf_vanilla.convert.distill import DistillOptions, distill
@@ -163,6 +164,18 @@ def test_what_does_not_fit_is_refused_in_one_line_before_anything_is_written(
         with pytest.raises((ValueError, OSError), match=told):
             distill(DistillOptions(**{**vars(options), **changes}))
         assert not Path(options.output).exists(), told
+
+
+def test_a_teacher_of_another_class_is_refused_before_it_translates(
+    corpus_files, trained_run, tmp_path
+):
+    marian_model().save_pretrained(tmp_path / "opus")
+    load_translator(str(trained_run))[1].save_pretrained(tmp_path / "opus")
+    recipe = student(tmp_path, corpus_files, model={"encoder_layers": 1, "decoder_layers": 1})
+    options = options_of(tmp_path, tmp_path / "opus", corpus_files, recipe)
+    with pytest.raises(ValueError, match="holds MarianMTModel: convert it by hf-vanilla convert"):
+        distill(options)
+    assert not Path(options.output).exists()
 
 
 @pytest.mark.release

@@ -137,6 +137,14 @@ def test_a_dataset_of_the_hub_form_is_read_by_its_columns(tmp_path, monkeypatch)
             load_images("some/dataset", image_column="picture", label_column="kind")
 
 
+def test_a_row_of_the_hub_without_an_image_is_named(monkeypatch):
+    rows = {"image": [None, None], "label": ["a", "b"]}
+    dataset = Dataset.from_dict(rows, Features(image=ImageFeature(), label=Value("string")))
+    monkeypatch.setattr("datasets.load_dataset", lambda name, split: dataset)
+    with pytest.raises(ImageError, match=r"some/dataset\[1\] has no image: leave the row out"):
+        load_images("some/dataset").open(1)
+
+
 # --- kinds of files ----------------------------------------------------------------------------
 
 

@@ -206,10 +206,10 @@ def test_the_pushed_card_shows_how_to_load_this_very_model(hub, trained_run):
 
 
 def test_a_new_repository_is_private_when_requested_from_the_first_call_on(hub, trained_run):
-    for private in (True, False):
+    for private, made in ((True, True), (False, None)):  # None: as the account's default
         hub.calls.clear()
         push_folder(PushOptions(model=str(trained_run), repo_id="me/tiny", private=private))
-        assert hub.calls == [("create", "me/tiny", private), ("commit", "me/tiny")]
+        assert hub.calls == [("create", "me/tiny", made), ("commit", "me/tiny")]
 
 
 def test_a_folder_without_a_model_is_refused_before_anything_is_sent(hub, tmp_path):

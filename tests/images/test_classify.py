@@ -108,6 +108,18 @@ def test_paths_come_from_stdin_and_lines_go_to_a_file(
     assert [row[0] for row in rows[1:]] == paths
 
 
+def test_a_folder_among_the_paths_of_stdin_is_reported_and_the_rest_goes_on(
+    capsys, folder, images, monkeypatch
+):
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{images}\n{images / 'a' / '0.png'}\n"))
+    with pytest.raises(ValueError, match="unreadable images: 1, the first is "):
+        run(capsys, "-", "--model", folder)
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert "is a folder: give files" in rows[0]["error"]
+    assert [row["path"] for row in rows] == [str(images), str(images / "a" / "0.png")]
+    assert not rows[1]["error"]
+
+
 @pytest.mark.parametrize("command", ["classify", "detect"])
 def test_each_image_is_resized_before_the_next_one_is_opened(
     command, folder, images, tmp_path, monkeypatch

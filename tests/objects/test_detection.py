@@ -192,7 +192,7 @@ def test_metadata_and_yolo_folders_give_the_boxes_of_the_coco_file(tmp_path):
         assert images.label_names[label] == "dog"
         assert np.allclose(box, [2, 3, 12, 8])
         assert images.open(0).size == (30, 20)
-    with pytest.raises(ValueError, match="images='photos' is of a COCO file, and"):
+    with pytest.raises(ValueError, match="images='photos' is for a COCO file, and"):
         load_detection_images(str(folder), images="photos")
     entry["objects"] = {"bbox": [[2, 3, 10, 5]] * 2, "categories": [1, "dog"]}
     (folder / "metadata.jsonl").write_text(json.dumps(entry))
@@ -265,6 +265,11 @@ def test_a_dataset_with_an_objects_column_is_read_as_the_hub_has_it(tmp_path, mo
     assert images.sizes.tolist() == [[20, 30]]
     assert images.objects[0].boxes.tolist() == [[2, 3, 12, 8]]
     assert images.open(0).size == (30, 20)
+    damaged = [*rows.cast_column("image", datasets.Image(decode=False))]
+    damaged[0]["image"] = {"bytes": b"no image", "path": None}
+    rows = datasets.Dataset.from_list(damaged, features=features)
+    with pytest.raises(ValueError, match=r"^somebody/dogs\[0\] is damaged or no image"):
+        load_detection_images("somebody/dogs")
 
 
 def test_digit_scenes_follow_from_seed_and_number_and_do_not_overlap():

@@ -1,5 +1,6 @@
 """BPE-dropout: the segmentations of the library's own dropout, repeatable by seed."""
 
+import pickle
 from collections import Counter
 
 import pytest
@@ -44,6 +45,12 @@ def test_what_is_drawn_depends_on_both_seeds_alone(tiny_tokenizer):
     assert dropout_of(tiny_tokenizer)(TEXTS, generator(5)) == first
     assert dropout(TEXTS, generator(6)) != first
     assert dropout_of(tiny_tokenizer, seed=4)(TEXTS, generator(5)) != first
+
+
+def test_a_worker_process_that_is_spawned_draws_the_same(tiny_tokenizer):
+    dropout = dropout_of(tiny_tokenizer)
+    first = dropout(TEXTS, generator(5))
+    assert pickle.loads(pickle.dumps(dropout))(TEXTS, generator(5)) == first
 
 
 @pytest.mark.parametrize("suffix", ["", "</w>"])

@@ -46,7 +46,7 @@ def test_an_interrupted_run_on_a_mixture_ends_with_the_same_weights(
 def test_batches_have_tags_noise_and_whole_targets(corpus_files, tmp_path):
     mixture = entries(corpus_files, first_step=1)
     task = prepare(mixed_recipe(tmp_path / "run", corpus_files, mixture))
-    tokenizer, tag = task.processor, task.processor.convert_tokens_to_ids("<bt>")
+    tokenizer, tag = task.data.tokenizer, task.data.tokenizer.convert_tokens_to_ids("<bt>")
     order, texts, seen = task.order(2), task.data.train_text, set()
     assert len(tokenizer) == task.model().config.vocab_size == small_run.MODEL["vocab_size"] + 1
     for number in range(40):

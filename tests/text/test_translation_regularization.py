@@ -220,7 +220,7 @@ def test_text_and_ids_stay_together_where_pairs_are_dropped(tmp_path):
     task = prepare(small_run.recipe(tmp_path / "run", files, max_length=12, bpe_dropout=0.1))
     rows = [0, 2, 3, 5, len(task.data.train.rows) - 1]
     texts = task.data.train_text[rows]["source"]
-    assert task.processor(texts).input_ids == [
+    assert task.data.tokenizer(texts).input_ids == [
         ids.tolist() for ids in task.data.train.rows[rows]["input_ids"]
     ]
 

@@ -49,7 +49,7 @@ def test_the_run_starts_with_weights_and_decoding_of_the_model(files, trained, t
     task = prepare(recipe)
     model, expected = task.model(), AutoModelForSeq2SeqLM.from_pretrained(trained)
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
-    assert task.processor.get_vocab() == AutoTokenizer.from_pretrained(trained).get_vocab()
+    assert task.data.tokenizer.get_vocab() == AutoTokenizer.from_pretrained(trained).get_vocab()
     assert model.model.encoder.layers[0].dropout.p == 0.25
     assert model.config.label_smoothing == 0.0
     found = model.generation_config

@@ -148,6 +148,12 @@ def test_more_checkpoints_than_there_are_is_refused(trained_run, tmp_path, last)
     assert not (tmp_path / "m").exists()
 
 
+def test_a_measure_without_a_number_of_best_checkpoints_is_refused(trained_run, tmp_path):
+    options = AverageOptions(run=str(trained_run), output=str(tmp_path / "m"), best_by="nll")
+    with pytest.raises(ValueError, match="best_by='nll' needs best"):
+        average_run(options)
+
+
 def test_an_existing_output_is_refused(trained_run, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FileExistsError, match="exists and is not an empty folder"):

@@ -27,6 +27,7 @@ from hf_vanilla.training.checkpointing import (
     damage,
     load_checkpoint,
     load_weights,
+    remove_leftovers,
     save_checkpoint,
     usable_checkpoint,
 )
@@ -218,6 +219,15 @@ def flip_a_bit(path):
 
 def cut(path):
     path.write_bytes(path.read_bytes()[:-7])
+
+
+def test_what_a_killed_run_left_is_removed_files_and_folders(tmp_path):
+    (tmp_path / "checkpoint-4.partial").mkdir()
+    (tmp_path / "checkpoint-4.partial" / "model.safetensors").touch()
+    for name in ("log.jsonl.partial", "log.jsonl"):
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
 FILES = ["model.safetensors", "optimizer.safetensors", "training_state.json"]

@@ -288,6 +288,11 @@ def test_data_named_with_dashes_takes_the_place_of_the_files_too(write):
     assert recipe.data.train_files == ("a.en", "a.de")
 
 
+def test_a_start_named_with_dashes_decides_the_task_too():
+    for name in ("--initial_model", "--initial-model"):
+        assert read_recipe([name, "constant_velocity"]).task == "trajectories"
+
+
 def test_another_option_leaves_the_files_data_alone(write):
     recipe = read_recipe([*write(yaml.safe_dump(FILES)), "--seed", "3"]).data
     assert {name: getattr(recipe, name) for name in FILES} == FILES

@@ -176,6 +176,25 @@ def test_options_of_a_file_may_be_null_lists_and_sections(corpus_files, tmp_path
     assert read_sweep(write_sweep(tmp_path, corpus_files, runs=runs)).runs[0].recipe().model == {}
 
 
+def test_a_run_changes_entries_of_a_shared_section_however_both_are_written(corpus_files, tmp_path):
+    shared, own = {"dropout": 0.3, "label_smoothing": 0.2}, {"dropout": 0.5}
+    for options in ({"model": shared}, dotted(shared)):
+        for run in ({"model": own}, dotted(own)):
+            path = write_sweep(
+                tmp_path,
+                corpus_files,
+                options={**corpus_files, "max_length": 64, "adam": {"beta1": 0.8}, **options},
+                runs={"a": {"adam.beta2": 0.5, **run}},
+            )
+            recipe = read_sweep(path).runs[0].recipe()
+            assert recipe.model == {"dropout": 0.5, "label_smoothing": 0.2}
+            assert (recipe.train.adam.beta1, recipe.train.adam.beta2) == (0.8, 0.5)
+
+
+def dotted(section):
+    return {f"model.{name}": value for name, value in section.items()}
+
+
 def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_path, monkeypatch):
     path = write_sweep(tmp_path, corpus_files)
     monkeypatch.setattr(sweep.Children, "run", lambda *_: 1)
