@@ -86,6 +86,18 @@ def test_a_thin_image_is_searched_like_the_others_of_its_folder(folder, capsys):
     assert shown.size == (1, 4000)
 
 
+def test_a_detector_that_was_saved_in_bfloat16_detects(folder):
+    images = [Image.open(folder / "in" / "a.png").convert("RGB")]
+    plain = load_detector(str(folder / "model"))
+    expected = plain.detect(images)[0]
+    plain.model.bfloat16().save_pretrained(folder / "model")
+    detector = load_detector(str(folder / "model"))
+    assert detector.model.dtype == torch.bfloat16
+    found = detector.detect(images)[0]
+    order, own = np.argsort(found.queries), np.argsort(expected.queries)
+    assert np.abs(found.boxes[order] - expected.boxes[own]).max() < 3  # 8 bits of mantissa
+
+
 def test_the_name_of_a_box_is_readable_on_a_black_image():
     box = np.array([[50.0, 100.0, 200.0, 200.0]])
     found = Detections(np.array([0]), np.array([0.97]), box, np.array([0]))
