@@ -152,9 +152,20 @@ class LabelledImages:
         )
 
     def relabelled(self, label_names: Sequence[str]) -> "LabelledImages":
-        """The same images with labels that index other names, which hold all of these."""
-        indices = np.asarray([list(label_names).index(name) for name in self.label_names])
-        return replace(self, labels=indices[self.labels], label_names=tuple(label_names))
+        """The same images with labels that index other names, which hold all of these.
+
+        Raises:
+            ValueError: a class is not among the names, or images have no label.
+        """
+        check_labels(self)
+        names = list(label_names)
+        if unknown := [name for name in self.label_names if name not in names]:
+            raise ValueError(
+                f"{self.origin} has the class {unknown[0]!r}, which is not among the "
+                f"{len(names)} labels of the model ({', '.join(names[:10])})"
+            )
+        indices = np.asarray([names.index(name) for name in self.label_names])
+        return replace(self, labels=indices[self.labels], label_names=tuple(names))
 
 
 def load_images(

@@ -14,7 +14,6 @@ from hf_vanilla.data.images import (
     BUILT_IN_DIGITS,
     ImageError,
     LabelledImages,
-    check_labels,
     load_images,
 )
 from hf_vanilla.options import Options, option
@@ -220,17 +219,10 @@ def labelled_as(options: EvaluateImagesOptions, label_names: Sequence[str]) -> L
     """
     is_digits = options.dataset == BUILT_IN_DIGITS
     split = "train" if is_digits and options.split == "test" else options.split
-    images = load_images(
+    return load_images(
         options.dataset,
         split,
         image_column=options.image_column,
         label_column=options.label_column,
         label_names=label_names,
-    )
-    check_labels(images)
-    if unknown := [name for name in images.label_names if name not in label_names]:
-        raise ValueError(
-            f"{images.origin} has the class {unknown[0]!r}, which is not among the "
-            f"{len(label_names)} labels of the model ({', '.join(label_names[:10])})"
-        )
-    return images.relabelled(label_names)
+    ).relabelled(label_names)
