@@ -259,7 +259,7 @@ def read_yolo_folder(root: Path, split: str = "train") -> DetectionImages:
         path.name for path in found[0].iterdir() if path.suffix.lower() in IMAGE_SUFFIXES
     )
     if not files:
-        raise ValueError(f"{found[0]} holds no image")
+        raise ValueError(f"{root} has no image of the split {split!r}: {found[0]} holds none")
     sizes = [_size_of({"file_name": file}, found[0]) for file in files]
     objects = [
         _yolo_objects((found[1] / file).with_suffix(".txt"), size, len(names))

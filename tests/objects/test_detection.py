@@ -192,6 +192,8 @@ def test_metadata_and_yolo_folders_give_the_boxes_of_the_coco_file(tmp_path):
         assert images.label_names[label] == "dog"
         assert np.allclose(box, [2, 3, 12, 8])
         assert images.open(0).size == (30, 20)
+    with pytest.raises(ValueError, match=r"yolo has no image of the split 'validation': .*images "):
+        load_detection_images(str(yolo), split="validation")
     with pytest.raises(ValueError, match="images='photos' is for a COCO file, and"):
         load_detection_images(str(folder), images="photos")
     entry["objects"] = {"bbox": [[2, 3, 10, 5]] * 2, "categories": [1, "dog"]}
