@@ -1,6 +1,7 @@
 """Images with boxes from files: COCO JSON, `metadata.jsonl`, YOLO text; or from the Hub."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -453,7 +454,8 @@ def _refuse_twice(values: Iterable[Any], item: str) -> None:
 def _size_of(entry: Mapping[str, Any], folder: Path) -> tuple[int, int]:
     """Height and width of an image: as the file says, else as the image is."""
     path = folder / entry["file_name"]
-    if not path.resolve().is_relative_to(folder.resolve()):
+    # by the names alone: files of a folder may be links, as in the Hub's cache
+    if not Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
         raise ValueError(f"{entry['file_name']!r} is outside of {folder}, the folder of the images")
     if entry.get("height") and entry.get("width"):
         height, width = entry["height"], entry["width"]

@@ -159,6 +159,13 @@ def test_a_coco_file_names_no_image_outside_of_its_folder(tmp_path):
             read_coco(path)
 
 
+def test_images_of_a_coco_file_may_be_links_as_in_the_cache_of_the_hub(tmp_path):
+    path = write_coco(tmp_path / "snapshots" / "main")
+    blob = (path.parent / "a.png").rename(tmp_path / "blob")
+    (path.parent / "a.png").symlink_to(blob)
+    assert read_coco(path).open(0).size == (30, 20)
+
+
 def test_a_truncated_coco_file_is_refused(tmp_path):
     path = write_coco(tmp_path)
     path.write_text(path.read_text()[:40])
