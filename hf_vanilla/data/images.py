@@ -236,7 +236,7 @@ def read_image_folder(folder: Path, label_names: Sequence[str] | None = None) ->
         names=files,
         open=partial(_open_file, folder, files),
         origin=str(folder),
-        fingerprints=_fingerprints([name.encode() for name in files], sizes),
+        fingerprints=_fingerprints([os.fsencode(name) for name in files], sizes),
     )
 
 
