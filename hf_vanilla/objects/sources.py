@@ -348,10 +348,7 @@ def _hub_names(feature: Any) -> tuple[str, ...] | None:
     inner = getattr(feature, "feature", feature)  # a list of one record, or a record of lists
     for key in ("category", "categories", "label"):
         if isinstance(inner, Mapping) and key in inner:
-            part = inner[key]
-            return getattr(part, "names", None) or getattr(
-                getattr(part, "feature", None), "names", None
-            )
+            return getattr(getattr(inner[key], "feature", inner[key]), "names", None)
     return None
 
 
