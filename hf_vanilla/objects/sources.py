@@ -456,8 +456,11 @@ def _size_of(entry: Mapping[str, Any], folder: Path) -> tuple[int, int]:
         raise ValueError(f"{entry['file_name']!r} is outside of {folder}, the folder of the images")
     if entry.get("height") and entry.get("width"):
         height, width = entry["height"], entry["width"]
-        if not (1 <= height < MOST_PIXELS and 1 <= width < MOST_PIXELS):
-            raise ValueError(f"{path}: a size of {shown(height)} x {shown(width)} is impossible")
+        if not (height >= 1 and width >= 1 and height * width <= MOST_PIXELS):
+            raise ValueError(
+                f"{path}: a size of {shown(height)} x {shown(width)} is not of 1 to "
+                f"{MOST_PIXELS:,} pixels: correct it, or make the image smaller"
+            )
         return int(height), int(width)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; the annotations name it")

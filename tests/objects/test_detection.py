@@ -173,6 +173,12 @@ def test_a_truncated_coco_file_is_refused(tmp_path):
         read_coco(path)
 
 
+def test_images_too_large_to_be_opened_are_refused_before_training(tmp_path):
+    path = write_coco(tmp_path, images=[IMAGE | {"width": 10_000, "height": 5_001}])
+    with pytest.raises(ValueError, match=r"a\.png: a size of 5001 x 10000 is not of 1 to 50"):
+        read_coco(path)
+
+
 def test_a_missing_image_without_size_is_refused(tmp_path):
     path = write_coco(tmp_path, images=[{"id": 7, "file_name": "gone.png"}])
     with pytest.raises(FileNotFoundError, match=r"gone\.png"):
