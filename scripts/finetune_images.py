@@ -48,9 +48,11 @@ trainer = Trainer(
     processing_class=processor,
     compute_metrics=accuracy,
 )
-trainer.train()
+newest = str(arguments.resume_from_checkpoint) == "True"
+trainer.train(resume_from_checkpoint=newest or arguments.resume_from_checkpoint)
 trainer.save_model()
 if validation is not None:
     trainer.save_metrics("eval", trainer.evaluate())
 if arguments.push_to_hub:
     trainer.push_to_hub()
+trainer.accelerator.end_training()  # otherwise processes may crash at shutdown

@@ -7,7 +7,8 @@ import io
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from hf_vanilla.options import install_hint
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
 
 IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
 MOST_PIXELS = 50_000_000  # a file of a few kB can hold more; decoded, each takes 3 to 12 bytes
@@ -52,24 +54,8 @@ def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "
         ImageError: it is empty, cut off, no image, or has more than `MOST_PIXELS`.
         FileNotFoundError: there is no such file.
     """
-    from PIL import Image, UnidentifiedImageError
-
-    label = str(source) if name is None else name
-    try:
-        with Image.open(source) as image:  # reads the header alone
-            if image.width * image.height > MOST_PIXELS:
-                raise Image.DecompressionBombError
-            return as_rgb(image)
-    except (FileNotFoundError, IsADirectoryError):
-        raise
-    except Image.DecompressionBombError:
-        raise ImageError(f"{label} has more than {MOST_PIXELS:,} pixels: make it smaller") from None
-    except Exception as error:  # a damaged file fails in many ways
-        is_empty = isinstance(source, (str, Path)) and not os.path.getsize(source)
-        # Pillow's message then names only a file, or an object of Python
-        detail = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
-        reason = "is empty" if is_empty else f"is damaged or no image{detail}"
-        raise ImageError(f"{label} {reason}: replace or remove it") from None
+    with _image_file(source, name) as image:
+        return as_rgb(image)
 
 
 def header_size(source: "str | Path | BinaryIO", *, name: str | None = None) -> tuple[int, int]:
@@ -80,21 +66,37 @@ def header_size(source: "str | Path | BinaryIO", *, name: str | None = None) -> 
         name: likewise.
 
     Raises:
-        ImageError: it is damaged or no image.
+        ImageError: it is damaged, no image, or has more than `MOST_PIXELS`.
         FileNotFoundError: there is no such file.
     """
-    from PIL import Image
+    with _image_file(source, name) as image:
+        # the image lies on its side; the size of a TIFF is that of the turned one already
+        turned = image.format != "TIFF" and image.getexif().get(0x0112, 1) >= 5
+        width, height = image.size
+    return (width, height) if turned else (height, width)
 
+
+@contextmanager
+def _image_file(source: "str | Path | BinaryIO", name: str | None) -> "Iterator[ImageFile]":
+    """An image file of which the header is read; what fails inside the block is an `ImageError`."""
+    from PIL import Image, UnidentifiedImageError
+
+    label = str(source) if name is None else name
     try:
         with Image.open(source) as image:
-            # the image lies on its side; the size of a TIFF is that of the turned one already
-            turned = image.format != "TIFF" and image.getexif().get(0x0112, 1) >= 5
-            width, height = image.size
-    except FileNotFoundError:
+            if image.width * image.height > MOST_PIXELS:
+                raise Image.DecompressionBombError
+            yield image
+    except (FileNotFoundError, IsADirectoryError):
         raise
-    except Exception:  # a damaged file fails in many ways
-        raise ImageError(f"{name or source} is damaged or no image: replace or remove it") from None
-    return (width, height) if turned else (height, width)
+    except Image.DecompressionBombError:
+        raise ImageError(f"{label} has more than {MOST_PIXELS:,} pixels: make it smaller") from None
+    except Exception as error:  # a damaged file fails in many ways
+        is_empty = isinstance(source, (str, Path)) and not os.path.getsize(source)
+        # Pillow's message then names only a file, or an object of Python
+        detail = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
+        reason = "is empty" if is_empty else f"is damaged or no image{detail}"
+        raise ImageError(f"{label} {reason}: replace or remove it") from None
 
 
 def as_rgb(image: "Image") -> "Image":
@@ -152,9 +154,20 @@ class LabelledImages:
         )
 
     def relabelled(self, label_names: Sequence[str]) -> "LabelledImages":
-        """The same images with labels that index other names, which hold all of these."""
-        indices = np.asarray([list(label_names).index(name) for name in self.label_names])
-        return replace(self, labels=indices[self.labels], label_names=tuple(label_names))
+        """The same images with labels that index other names, which hold all of these.
+
+        Raises:
+            ValueError: a class is not among the names, or images have no label.
+        """
+        check_labels(self)
+        names = list(label_names)
+        if unknown := [name for name in self.label_names if name not in names]:
+            raise ValueError(
+                f"{self.origin} has the class {unknown[0]!r}, which is not among the "
+                f"{len(names)} labels of the model ({', '.join(names[:10])})"
+            )
+        indices = np.asarray([names.index(name) for name in self.label_names])
+        return replace(self, labels=indices[self.labels], label_names=tuple(names))
 
 
 def load_images(
@@ -225,7 +238,7 @@ def read_image_folder(folder: Path, label_names: Sequence[str] | None = None) ->
         names=files,
         open=partial(_open_file, folder, files),
         origin=str(folder),
-        fingerprints=_fingerprints([name.encode() for name in files], sizes),
+        fingerprints=_fingerprints([os.fsencode(name) for name in files], sizes),
     )
 
 

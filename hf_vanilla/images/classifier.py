@@ -5,6 +5,7 @@ Shapes: B batch, C labels, L layers, H heads, P patches in R rows and K columns.
 
 import csv
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -179,8 +180,9 @@ def cells_of(result: FileResult[tuple[Guess, ...]], top_k: int) -> list[str]:
     cells: list[str] = [result.name]
     for guess in result.result or ():
         cells += [guess.label, f"{guess.probability:.6f}"]
-    cells += [""] * (1 + 2 * top_k - len(cells))
-    return [*cells, result.error or ""]
+    cells += [""] * (1 + 2 * top_k - len(cells)) + [result.error or ""]
+    # a path that is no UTF-8 has surrogates, which cannot be written
+    return [os.fsencode(cell).decode(errors="backslashreplace") for cell in cells]
 
 
 # --- attention -----------------------------------------------------------------------------------

@@ -98,7 +98,8 @@ def training_and_validation(
     """The two parts of the data.
 
     Raises:
-        ValueError: the classes of the parts differ, or the data have no such split.
+        ValueError: validation images have no label or a class that training images lack, or the
+            data have no such split.
         OSError: nothing is found under a name.
     """
     columns = {"image_column": options.image_column, "label_column": options.label_column}
@@ -112,12 +113,9 @@ def training_and_validation(
         if validation_split is None:
             return _with_held_out(train, options.validation_share)
     split = validation_split or ("train" if source == BUILT_IN_DIGITS else "validation")
-    validation = load_images(source, split, **columns, label_names=train.label_names)
-    if validation.label_names != train.label_names:
-        raise ValueError(
-            f"{validation.origin} has other classes than {train.origin}: "
-            f"{', '.join(validation.label_names[:5])} and {', '.join(train.label_names[:5])}"
-        )
+    validation = load_images(source, split, **columns, label_names=train.label_names).relabelled(
+        train.label_names
+    )
     is_other = options.validation is not None or split == train_split
     if not is_other and np.array_equal(validation.fingerprints, train.fingerprints):
         raise ValueError(

@@ -4,8 +4,9 @@ Shapes: N images, C labels.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,7 +15,6 @@ from hf_vanilla.data.images import (
     BUILT_IN_DIGITS,
     ImageError,
     LabelledImages,
-    check_labels,
     load_images,
 )
 from hf_vanilla.options import Options, option
@@ -22,6 +22,9 @@ from hf_vanilla.plots.figures import check_output
 
 from .classifier import Classifier, load_classifier
 from .plot import check_classes_fit, save_confusion
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
 
@@ -141,24 +144,32 @@ def score_classifier(
         ValueError: there is nothing to score, or an image is unreadable and the options say to
             stop.
     """
-    rows, probabilities, labels, unreadable = range(len(images)), [], [], 0
-    for first in range(0, len(images), batch_size):
-        opened = []
-        for row in rows[first : first + batch_size]:
+    labels: list[int] = []
+
+    def opened(rows: Iterable[int]) -> "Iterator[Image]":
+        """The readable images, each resized before the next one is opened."""
+        for row in rows:
             try:
-                opened.append(images.open(row))
+                image = images.open(row)
             except (ImageError, FileNotFoundError) as error:
                 if stop_at_unreadable:
                     raise ImageError(str(error)) from None
-                unreadable += 1
                 continue
             labels.append(int(images.labels[row]))
-        if opened:
-            probabilities.append(classifier.probabilities(opened))
-    if not probabilities:
+            yield image
+
+    rows = range(len(images))
+    probabilities = [
+        classifier.probabilities(opened(rows[first : first + batch_size]))
+        for first in rows[::batch_size]
+    ]
+    if not labels:
         raise ValueError(f"{images.origin}: there are no readable images to score")
     return score_probabilities(
-        torch.cat(probabilities), torch.tensor(labels), images.label_names, unreadable=unreadable
+        torch.cat(probabilities),
+        torch.tensor(labels),
+        images.label_names,
+        unreadable=len(images) - len(labels),
     )
 
 
@@ -220,17 +231,10 @@ def labelled_as(options: EvaluateImagesOptions, label_names: Sequence[str]) -> L
     """
     is_digits = options.dataset == BUILT_IN_DIGITS
     split = "train" if is_digits and options.split == "test" else options.split
-    images = load_images(
+    return load_images(
         options.dataset,
         split,
         image_column=options.image_column,
         label_column=options.label_column,
         label_names=label_names,
-    )
-    check_labels(images)
-    if unknown := [name for name in images.label_names if name not in label_names]:
-        raise ValueError(
-            f"{images.origin} has the class {unknown[0]!r}, which is not among the "
-            f"{len(label_names)} labels of the model ({', '.join(label_names[:10])})"
-        )
-    return images.relabelled(label_names)
+    ).relabelled(label_names)

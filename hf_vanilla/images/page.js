@@ -56,8 +56,8 @@ function showWeights(weights, name) {
   drawing.drawImage(picture, 0, 0, canvas.width, canvas.height);
   const largest = Math.max(...weights, 1);
   colourCells(canvas, answer.grid, weights.map((weight) => weight / largest));
-  const sum = Math.round(weights.reduce((total, weight) => total + weight, 0) / 10);
-  const text = `${name}: ${sum} % on patches`;
+  const sum = weights.reduce((total, weight) => total + weight, 0);
+  const text = `${name}: ${percent(sum / 1e6)} on patches`;
   canvas.role = "img";
   canvas.ariaLabel = text;
   canvas.dataset.weights = weights.join(" ");

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 TITLE = "What is in the picture? Labels and attention"
 DRAWN_SIDE = 512  # longest side of a drawing in pixels
-SCALE = 1000  # weights are sent as integers, which keeps the answer small
+SCALE = 10**6  # weights are sent as integers, which keeps the answer small
 
 
 class ImagePage:
@@ -70,7 +70,7 @@ class ImagePage:
         Returns:
             `labels`, names and probabilities, most probable first; `image`, a `data:` URL of what
             the model sees; `grid`, rows and columns of patches; `weights` `(L, H, R * K)` and
-            `rollout` `(R * K)`, in thousandths.
+            `rollout` `(R * K)`, in millionths.
 
         Raises:
             ValueError: the picture cannot be read, or nothing is drawn.
@@ -83,8 +83,8 @@ class ImagePage:
             "labels": [vars(guess) for guess in attention.guesses],
             "image": picture_url(self.classifier.seen(image)),
             "grid": list(attention.grid),
-            "weights": _thousandths(attention.of_class_token.flatten(2)),
-            "rollout": _thousandths(attention.rollout.flatten()),
+            "weights": _millionths(attention.of_class_token.flatten(2)),
+            "rollout": _millionths(attention.rollout.flatten()),
         }
 
     def page(self) -> Page:
@@ -117,7 +117,7 @@ def centred(drawing: "Image") -> "Image":
     return square
 
 
-def _thousandths(weights: Tensor) -> list[Any]:
+def _millionths(weights: Tensor) -> list[Any]:
     return (weights * SCALE).round().int().tolist()
 
 

@@ -37,7 +37,7 @@ class PlotPatchesOptions(Options):
     model: str = option(text="model folder or Hub id")
     image: str | None = option(None, "image file, for kind attention and rollout")
     kind: str = option("attention", f"one of {', '.join(KINDS)}", choices=KINDS)
-    layer: int | None = option(None, "layer from 0, -1: the last; default: all")
+    layer: int | None = option(None, "for kind attention: layer from 0, -1: the last; default: all")
     output: str = option("patches.png", "figure file, .png or .svg")
     overwrite: bool = option(False, "replace an existing figure")
 
@@ -45,6 +45,8 @@ class PlotPatchesOptions(Options):
         super().__post_init__()
         if self.kind in ("attention", "rollout") and self.image is None:
             raise ValueError(f"kind={self.kind!r} needs an image: give --image FILE")
+        if self.layer is not None and self.kind != "attention":
+            raise ValueError(f"kind={self.kind!r} has no layer: leave --layer out")
 
 
 def plot_patches(options: PlotPatchesOptions) -> Path:

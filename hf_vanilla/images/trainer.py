@@ -27,7 +27,7 @@ class ImageRows(Dataset):
         changes: how images are changed at random; None: not at all.
 
     Raises:
-        ValueError: the processor has no fixed size, or does not rescale and normalise.
+        ValueError: the processor has no fixed size, cuts images, or does not rescale and normalise.
 
     Examples:
         >>> from hf_vanilla.images.batches import image_processor
@@ -42,6 +42,11 @@ class ImageRows(Dataset):
         self, images: LabelledImages, processor: Any, changes: Augmentation | None = None
     ) -> None:
         check_processor(processor)
+        if getattr(processor, "do_center_crop", None):
+            raise ValueError(
+                "the image processor has do_center_crop=True, but rows are of whole images: set it "
+                "to False, and size to crop_size"
+            )
         self.size = processed_size(processor)
         self.reader = ImageReader(images, self.size, resample=int(processor.resample))
         self.statistics = list(processor.image_mean), list(processor.image_std)

@@ -263,7 +263,8 @@ class VanillaDetrModel(VanillaDetrPreTrainedModel):
         Raises:
             ValueError: the mask has another shape, or an image has no real pixel.
         """
-        feature_map = self.input_projection(self.backbone(pixel_values))  # (B, D, h, w)
+        pixels = pixel_values.to(self.input_projection.weight.dtype)
+        feature_map = self.input_projection(self.backbone(pixels))  # (B, D, h, w)
         is_real = self._real_positions(pixel_values, pixel_mask, feature_map)  # (B, h, w)
         positions = sinusoid_2d(is_real, self.config.d_model).to(feature_map.dtype)  # (B, S, D)
         attention_mask = None if pixel_mask is None else is_real.flatten(1).long()

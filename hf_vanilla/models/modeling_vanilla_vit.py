@@ -141,8 +141,8 @@ class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):
                 raise
-        options = {"ignore_mismatched_sizes": True, "output_loading_info": True}
-        _, report = super().from_pretrained(name, *args, **kwargs, **options)
+        kwargs |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
+        _, report = super().from_pretrained(name, *args, **kwargs)
         faults = (
             f"{weight} has shape {tuple(found)}, expected {tuple(expected)}"
             for weight, found, expected in sorted(report["mismatched_keys"])

@@ -274,7 +274,8 @@ def detect_files(request: ImageRequest) -> None:
         for result in reported(results, unreadable, request)
     )
     if options.draw is not None:
-        passing = _drawing(passing, Path(options.draw), names)
+        drawn = 0.5 if options.threshold is None else options.threshold
+        passing = _drawing(passing, Path(options.draw), names, drawn)
     with output_file(options.output) as file:
         if options.format == "coco":
             entries: list[dict[str, Any]] = []
@@ -343,28 +344,31 @@ def line_of(result: FileResult[Detections], label_names: Sequence[str]) -> str:
 
 
 def _drawing(
-    results: Iterable[FileResult[Detections]], folder: Path, label_names: Sequence[str]
+    results: Iterable[FileResult[Detections]],
+    folder: Path,
+    label_names: Sequence[str],
+    threshold: float,
 ) -> Iterator[FileResult[Detections]]:
     """Draw each readable image into a folder while results pass, under its name.
 
     Raises:
-        FileExistsError: it is the folder of an image that the drawing would replace.
+        FileExistsError: it is the folder of the image, and has a file of the drawing's name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     used: set[str] = set()
     for number, result in enumerate(results):
         if result.result is not None:
-            stem = Path(result.name).stem
-            name = stem if stem not in used else f"{stem}-{number}"  # of another folder
+            name = Path(result.name).stem
+            while name in used:  # of another folder, or with another suffix
+                name = f"{name}-{number}"
             used.add(name)
             file = folder / f"{name}.png"
-            if file.exists() and file.samefile(result.name):
+            if file.exists() and folder.samefile(Path(result.name).parent):
                 raise FileExistsError(
-                    f"draw={str(folder)!r} is the folder of {result.name}, which the drawing would "
-                    "replace: give another folder"
+                    f"draw={str(folder)!r} is the folder of {result.name}, and the drawing would "
+                    f"replace {file.name} there: give another folder"
                 )
-            found = result.result
-            shown = found.above(0.5) if len(found) > 50 else found
+            shown = result.result.above(threshold)
             picture = drawn_objects(open_image(result.name), shown, label_names)
             picture.save(file)
         yield result

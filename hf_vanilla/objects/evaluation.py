@@ -59,13 +59,12 @@ def evaluate_objects(options: EvaluateObjectsOptions) -> ObjectScores:
         ImportError: faster-coco-eval is not installed.
     """
     coco_classes()  # before all images are read
-    figures = None
     curve, layers = (
         None if file is None else check_output(file, overwrite=options.overwrite)
         for file in (options.curve, options.layers)
     )
     if options.figures is not None:
-        figures = check_output_file(options.figures, overwrite=options.overwrite)
+        check_output_file(options.figures, overwrite=options.overwrite)
     detector = load_detector(options.model, device=options.device)
     if options.dataset == DIGIT_SCENES:
         scenes = digit_scenes(BUILT_IN_DIGITS, "second_half", seed=VALIDATION_SEED)
@@ -83,11 +82,11 @@ def evaluate_objects(options: EvaluateObjectsOptions) -> ObjectScores:
     if curve is not None:
         save_precision(scores, curve)
         logger.info("wrote %s", curve)
-    if figures is not None:
+    if options.figures is not None:
         entry = {"protocol": scores.protocol, **scores.figures, "duplicates": scores.duplicates}
         by_class = {name: {"AP": ap, "AP50": ap50} for name, ap, ap50 in scores.by_class}
         entry |= {"count_error": scores.count_error, "by_class": by_class}
         if scores.by_layer:
             entry["by_layer"] = [asdict(layer) for layer in scores.by_layer]
-        write_text(Path(figures), json.dumps(entry, indent=1) + "\n")
+        write_text(Path(options.figures), json.dumps(entry, indent=1) + "\n")
     return scores

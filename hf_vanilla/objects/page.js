@@ -18,9 +18,9 @@ function chosenWeights() {
     return Array.from(answer.cross.slice(start, start + places), (weight) => weight / 255);
   }
   const all = Array.from({ length: places }, (_, index) => index);
-  const at = (row, column) => answer.encoder[row * places + column];
+  const at = (row, column) => answer.largest[row] * answer.encoder[row * places + column];
   const weights = all.map((i) => (direction() === "from" ? at(chosen.place, i) : at(i, chosen.place)));
-  const largest = Math.max(...weights, 1);
+  const largest = Math.max(...weights) || 1;
   return weights.map((weight) => weight / largest);
 }
 

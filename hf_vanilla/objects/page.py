@@ -66,7 +66,7 @@ class ObjectsPage:
             `score` and `box` (left, top, right, bottom in shares of the image); `cross` `(m, S)`,
             what each object's query gives to each position; `encoder` `(S, S)`, what each position
             gives to each, empty for a very large picture. Weights are bytes in base64, in 255ths of
-            the largest weight of their row.
+            the largest weight of their row, which `largest` `(S)` has for those of `encoder`.
 
         Raises:
             ValueError: the picture cannot be read.
@@ -84,6 +84,7 @@ class ObjectsPage:
             "objects": found.entries(names, boxes),
             "cross": _bytes(attention.cross.flatten(1)[found.queries.tolist()]),
             "encoder": _bytes(encoder) if len(encoder) <= MOST_POSITIONS else "",
+            "largest": encoder.amax(dim=-1).tolist(),
         }
 
     def page(self) -> Page:

@@ -1,6 +1,7 @@
 """Images with boxes from files: COCO JSON, `metadata.jsonl`, YOLO text; or from the Hub."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -259,7 +260,7 @@ def read_yolo_folder(root: Path, split: str = "train") -> DetectionImages:
         path.name for path in found[0].iterdir() if path.suffix.lower() in IMAGE_SUFFIXES
     )
     if not files:
-        raise ValueError(f"{found[0]} holds no image")
+        raise ValueError(f"{root} has no image of the split {split!r}: {found[0]} holds none")
     sizes = [_size_of({"file_name": file}, found[0]) for file in files]
     objects = [
         _yolo_objects((found[1] / file).with_suffix(".txt"), size, len(names))
@@ -347,10 +348,7 @@ def _hub_names(feature: Any) -> tuple[str, ...] | None:
     inner = getattr(feature, "feature", feature)  # a list of one record, or a record of lists
     for key in ("category", "categories", "label"):
         if isinstance(inner, Mapping) and key in inner:
-            part = inner[key]
-            return getattr(part, "names", None) or getattr(
-                getattr(part, "feature", None), "names", None
-            )
+            return getattr(getattr(inner[key], "feature", inner[key]), "names", None)
     return None
 
 
@@ -453,12 +451,16 @@ def _refuse_twice(values: Iterable[Any], item: str) -> None:
 def _size_of(entry: Mapping[str, Any], folder: Path) -> tuple[int, int]:
     """Height and width of an image: as the file says, else as the image is."""
     path = folder / entry["file_name"]
-    if not path.resolve().is_relative_to(folder.resolve()):
+    # by the names alone: files of a folder may be links, as in the Hub's cache
+    if not Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
         raise ValueError(f"{entry['file_name']!r} is outside of {folder}, the folder of the images")
     if entry.get("height") and entry.get("width"):
         height, width = entry["height"], entry["width"]
-        if not (1 <= height < MOST_PIXELS and 1 <= width < MOST_PIXELS):
-            raise ValueError(f"{path}: a size of {shown(height)} x {shown(width)} is impossible")
+        if not (height >= 1 and width >= 1 and height * width <= MOST_PIXELS):
+            raise ValueError(
+                f"{path}: a size of {shown(height)} x {shown(width)} is not of 1 to "
+                f"{MOST_PIXELS:,} pixels: correct it, or make the image smaller"
+            )
         return int(height), int(width)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; the annotations name it")

@@ -19,7 +19,6 @@ from hf_vanilla.options import Options, option
 from .figures import Theme, check_output, figure_style, new_figure, save_figure, short_names
 
 LOG_FILE = "log.jsonl"  # in the folder of a run
-CONFIG_FILE = "config.json"  # beside it
 RECIPE_FILE = "recipe.yaml"  # beside it
 RATE = Measure("learning rate", "learning rate")
 SAMPLED_STEPS = 4  # validations whose sample translations are shown
@@ -81,8 +80,6 @@ def smoothing_floor(config: VanillaConfig) -> float:
 
 def floor_of_run(folder: Path) -> float | None:
     """`smoothing_floor` of the text model's run in a folder; None without one or smoothing."""
-    if not (folder / CONFIG_FILE).is_file():
-        return None
     try:
         if read_settings(folder).get("model_type") != VanillaConfig.model_type:
             return None  # a family whose smoothing is another

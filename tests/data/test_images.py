@@ -2,6 +2,7 @@
 
 import io
 import pickle
+from itertools import product
 
 import numpy as np
 import pytest
@@ -196,9 +197,9 @@ def test_one_pixel_is_an_image_and_more_than_50_million_are_refused_by_the_heade
     for side in sides:
         Image.new("1", (side, side)).save(tmp_path / f"{side}.png")
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda _: pytest.fail("was decoded"))
-    for side in sides:
+    for side, read in product(sides, (open_image, header_size)):
         with pytest.raises(ImageError, match=rf"{side}\.png has more than 50,000,000 pixels"):
-            open_image(tmp_path / f"{side}.png")
+            read(tmp_path / f"{side}.png")
 
 
 def test_damaged_files_are_named(tmp_path):

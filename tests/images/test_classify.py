@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+import os
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from transformers import ViTConfig, ViTForImageClassification, pipeline
 
 from hf_vanilla.data import image_models
 from hf_vanilla.data.image_models import image_paths
+from hf_vanilla.data.images import read_image_folder
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import classify_files, load_classifier, read_classification
 from hf_vanilla.objects.detector import load_detector
@@ -70,6 +72,18 @@ def test_every_path_gets_one_line_in_its_order(capsys, folder, images, tmp_path)
     assert all(len(row) == 6 for row in rows)
     assert [bool(row[5]) for row in rows[1:]] == [True, *[False] * 5, True, False]
     assert rows[5][1:] == rows[8][1:]
+
+
+def test_names_of_files_may_be_no_utf_8(folder, images, tmp_path):
+    for name, content in ((b"\xe9.png", (images / "a" / "0.png").read_bytes()), (b"\xff.png", b"")):
+        (images / "a" / os.fsdecode(name)).write_bytes(content)
+    asked = ["--model", str(folder), str(images / "a"), "--output", str(tmp_path / "out.csv")]
+    with pytest.raises(ValueError, match="unreadable images: 1"):
+        classify_files(read_classification(asked))
+    rows = list(csv.reader((tmp_path / "out.csv").open(encoding="utf-8")))
+    assert [row[0].rpartition("/")[2] for row in rows[-2:]] == ["\\xe9.png", "\\xff.png"]
+    assert r"\xff.png is empty" in rows[-1][-1]
+    assert len(read_image_folder(images)) == 7  # as training reads them
 
 
 def test_a_folder_without_images_is_an_error_and_leaves_no_output(capsys, folder, tmp_path):

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import small_run
 import torch
+from datasets import ClassLabel, Dataset, Features
+from datasets import Image as ImageFeature
 from image_files import colour_folder, coloured
 from process_runs import assert_processes_agree
 from torch.testing import assert_close
@@ -171,6 +173,27 @@ def test_a_validation_folder_has_the_classes_of_training(images, tmp_path):
     coloured(images / "validation" / "green" / "0.png", (0, 200, 0))
     with pytest.raises(ValueError, match="class folder 'green', which is not among the 2 labels"):
         prepare(recipe(tmp_path / "run", images))
+
+
+def test_validation_of_the_hub_may_lack_a_class_but_no_label(monkeypatch):
+    kinds = {"train": ["b", "a", "c"], "validation": ["c", "b"], "test": [-1, -1]}
+    names = Features(image=ImageFeature(), label=ClassLabel(names=["a", "b", "c"]))
+
+    def load(name, split):
+        rows = {"image": [None] * len(kinds[split]), "label": kinds[split]}
+        return Dataset.from_dict(rows, names if split == "test" else None)
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("hf_vanilla.data.images.image_cells", lambda *_: None)
+    options = {"dataset": "some/dataset", "validation_split": "validation"}
+    _, validation = training_and_validation(ImageDataOptions(**options))
+    assert validation.label_names == ("a", "b", "c")
+    assert validation.labels.tolist() == [2, 1]
+    with pytest.raises(ValueError, match="labels from -1 to -1, but 3 label names"):
+        training_and_validation(ImageDataOptions(**options | {"validation_split": "test"}))
+    kinds["validation"] += ["d"]
+    with pytest.raises(ValueError, match="has the class 'd', which is not among the 3 labels"):
+        training_and_validation(ImageDataOptions(**options))
 
 
 def test_the_order_passes_every_image_once_an_epoch():

@@ -83,11 +83,11 @@ def test_labels_and_attention_are_those_of_the_classifier(page):
     assert len(found["labels"]) == 5
     assert found["labels"][0]["probability"] == pytest.approx(expected.guesses[0].probability)
     assert found["grid"] == [3, 4]
-    weights = torch.tensor(found["weights"]) / 1000
+    weights = torch.tensor(found["weights"]) / 1e6
     assert weights.shape == (2, 3, 12)
-    assert_close(weights, expected.of_class_token.flatten(2), rtol=0, atol=6e-4)
-    rollout = torch.tensor(found["rollout"]) / 1000
-    assert_close(rollout, expected.rollout.flatten(), rtol=0, atol=6e-4)
+    assert_close(weights, expected.of_class_token.flatten(2), rtol=0, atol=6e-7)
+    rollout = torch.tensor(found["rollout"]) / 1e6
+    assert_close(rollout, expected.rollout.flatten(), rtol=0, atol=6e-7)
 
 
 def test_the_shown_image_is_what_the_model_sees(page):
@@ -229,6 +229,8 @@ def by_mouse(tab, page, files):
     names = [guess["label"] for guess in expected["labels"]]
     assert tab.locator(".labels .name").all_inner_texts() == names
     assert shown_weights(tab) == expected["weights"][-1]  # the last layer is shown first
+    share = f"head 0: {sum(expected['weights'][-1][0]) / 1e4:.0f} % on patches"
+    assert tab.locator("figcaption").first.inner_text() == share
     tab.get_by_role("radio", name="0", exact=True).check()
     assert shown_weights(tab) == expected["weights"][0]
     tab.get_by_role("radio", name="all, as rollout").check()

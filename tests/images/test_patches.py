@@ -67,6 +67,9 @@ def test_what_cannot_be_drawn_is_named(folder):
         PlotPatchesOptions(model="m")
     with pytest.raises(ValueError, match="kind='heads': choose one of attention, rollout"):
         PlotPatchesOptions(model="m", kind="heads")
+    for kind in ("rollout", "positions", "filters"):
+        with pytest.raises(ValueError, match=f"^kind='{kind}' has no layer: leave --layer out$"):
+            PlotPatchesOptions(model="m", image="i", kind=kind, layer=0)
     with pytest.raises(ValueError, match="layer=2: the model has layers 0 to 1"):
         draw(folder, image=str(folder / "image.png"), layer=2)
     with pytest.raises(ValueError, match="101 classes do not fit"):

@@ -203,6 +203,14 @@ def test_a_new_head_on_trained_weights_starts_at_zero(tmp_path):
     assert model.model.layers[0].fc1.weight.any()
 
 
+@pytest.mark.parametrize("option", ["ignore_mismatched_sizes", "output_loading_info"])
+def test_weights_of_another_size_are_named_beside_options_of_loading(tmp_path, option):
+    vit().save_pretrained(tmp_path)
+    given = {"num_labels": 4, option: option == "output_loading_info"}
+    with pytest.raises(ValueError, match=r"classifier\.bias has shape \(7,\), expected \(4,\)"):
+        VanillaForImageClassification.from_pretrained(tmp_path, **given)
+
+
 def test_the_body_and_the_classifier_load_each_others_folders(tmp_path):
     model, images = vit(), torch.randn(2, 3, 15, 20)
     model.save_pretrained(tmp_path)

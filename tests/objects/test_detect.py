@@ -86,6 +86,18 @@ def test_a_thin_image_is_searched_like_the_others_of_its_folder(folder, capsys):
     assert shown.size == (1, 4000)
 
 
+def test_a_detector_that_was_saved_in_bfloat16_detects(folder):
+    images = [Image.open(folder / "in" / "a.png").convert("RGB")]
+    plain = load_detector(str(folder / "model"))
+    expected = plain.detect(images)[0]
+    plain.model.bfloat16().save_pretrained(folder / "model")
+    detector = load_detector(str(folder / "model"))
+    assert detector.model.dtype == torch.bfloat16
+    found = detector.detect(images)[0]
+    order, own = np.argsort(found.queries), np.argsort(expected.queries)
+    assert np.abs(found.boxes[order] - expected.boxes[own]).max() < 3  # 8 bits of mantissa
+
+
 def test_the_name_of_a_box_is_readable_on_a_black_image():
     box = np.array([[50.0, 100.0, 200.0, 200.0]])
     found = Detections(np.array([0]), np.array([0.97]), box, np.array([0]))
@@ -154,6 +166,36 @@ def test_a_drawing_never_replaces_its_image(folder, capsys):
     with pytest.raises(FileExistsError, match=r"is the folder of .*a\.png.*: give another"):
         detect(folder, capsys, folder / "in", "--draw", folder / "in")
     assert (folder / "in" / "a.png").read_bytes() == before
+
+
+def test_a_drawing_replaces_no_other_image_and_no_other_drawing(folder, capsys):
+    with Image.open(folder / "in" / "b.png") as image:
+        (folder / "in" / "d").mkdir()
+        paths = [folder / "in" / name for name in ("a.jpg", "z-2.jpg", "z.jpg", "d/z.jpg")]
+        for path in paths:
+            image.save(path)
+    before = (folder / "in" / "a.png").read_bytes()
+    with pytest.raises(FileExistsError, match=r"folder of .*a\.jpg, and .* replace a\.png there"):
+        detect(folder, capsys, paths[0], "--draw", folder / "in")
+    assert (folder / "in" / "a.png").read_bytes() == before
+    detect(folder, capsys, *paths[1:], "--draw", folder / "drawn")
+    assert len(list((folder / "drawn").iterdir())) == 3
+
+
+def test_sure_objects_are_drawn_or_those_from_the_threshold_on(folder, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "hf_vanilla.objects.detector.drawn_objects",
+        lambda image, found, names: drawn.append(len(found)) or image,
+    )
+    model = tiny_detector(folder / "model")
+    with torch.no_grad():
+        model.class_labels_classifier.weight.zero_()  # all four scores of a query are 0.25
+    model.save_pretrained(folder / "model")
+    told = (folder / "in" / "a.png", "--draw", folder / "drawn", "--format", "coco")
+    for more in ([], ["--threshold", "0.2"]):
+        detect(folder, capsys, *told, *more)
+    assert drawn == [0, 7]
 
 
 def test_wrong_uses_are_refused(folder, tmp_path):

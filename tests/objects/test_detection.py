@@ -159,10 +159,23 @@ def test_a_coco_file_names_no_image_outside_of_its_folder(tmp_path):
             read_coco(path)
 
 
+def test_images_of_a_coco_file_may_be_links_as_in_the_cache_of_the_hub(tmp_path):
+    path = write_coco(tmp_path / "snapshots" / "main")
+    blob = (path.parent / "a.png").rename(tmp_path / "blob")
+    (path.parent / "a.png").symlink_to(blob)
+    assert read_coco(path).open(0).size == (30, 20)
+
+
 def test_a_truncated_coco_file_is_refused(tmp_path):
     path = write_coco(tmp_path)
     path.write_text(path.read_text()[:40])
     with pytest.raises(ValueError, match="damaged or cut off"):
+        read_coco(path)
+
+
+def test_images_too_large_to_be_opened_are_refused_before_training(tmp_path):
+    path = write_coco(tmp_path, images=[IMAGE | {"width": 10_000, "height": 5_001}])
+    with pytest.raises(ValueError, match=r"a\.png: a size of 5001 x 10000 is not of 1 to 50"):
         read_coco(path)
 
 
@@ -192,6 +205,8 @@ def test_metadata_and_yolo_folders_give_the_boxes_of_the_coco_file(tmp_path):
         assert images.label_names[label] == "dog"
         assert np.allclose(box, [2, 3, 12, 8])
         assert images.open(0).size == (30, 20)
+    with pytest.raises(ValueError, match=r"yolo has no image of the split 'validation': .*images "):
+        load_detection_images(str(yolo), split="validation")
     with pytest.raises(ValueError, match="images='photos' is for a COCO file, and"):
         load_detection_images(str(folder), images="photos")
     entry["objects"] = {"bbox": [[2, 3, 10, 5]] * 2, "categories": [1, "dog"]}

@@ -233,8 +233,11 @@ def by_mouse(tab, page, files):
     tab.locator("canvas.picture").press("ArrowLeft")
     assert shown_weights(tab) == encoder[middle - 1].tolist()
     tab.get_by_role("radio", name="what attends to it").check()
-    column = encoder[:, middle - 1]
-    np.testing.assert_allclose(shown_weights(tab), 255 * column / column.max(), atol=0.51)
+    weights = object_attention(page.detector, picture()).encoder.flatten(2).flatten(0, 1)
+    column = weights[:, middle - 1]
+    rounding = float(0.51 * weights.max() / column.max())  # each row has its own steps
+    expected = (255 * column / column.max()).numpy()
+    np.testing.assert_allclose(shown_weights(tab), expected, rtol=0.01, atol=rounding + 0.51)
 
     tab.locator("input.file").set_input_files(files / "text.png")
     tab.get_by_role("alert").filter(has_text="The picture is damaged or no image").wait_for()

@@ -86,7 +86,7 @@ def test_a_deeper_model_has_the_layers_that_are_named(script, program, tmp_path)
     assert done.stderr == "error: layers=2: the encoder_layers of the model are 0, 1\n"
 
 
-def test_finetune_images_gives_a_model_the_classes_of_a_folder(script, tmp_path):
+def test_finetune_images_gives_a_model_the_classes_of_a_folder(script, program, tmp_path):
     for split in ("train", "validation"):
         colour_folder(tmp_path / "photos" / split, count=4)
     vit().save_pretrained(tmp_path / "vit")
@@ -102,3 +102,6 @@ def test_finetune_images_gives_a_model_the_classes_of_a_folder(script, tmp_path)
     assert 0 <= scores["eval_accuracy"] <= 1
     saved = AutoImageProcessor.from_pretrained(tmp_path / "tuned")
     assert (dict(saved.size), saved.do_center_crop) == ({"height": 15, "width": 20}, False)
+    gone = ("--resume_from_checkpoint=gone", *TRAINER)
+    done = program("python", SCRIPTS / "finetune_images.py", *given, *gone, cwd=tmp_path)
+    assert "a valid checkpoint at gone" in done.stderr
