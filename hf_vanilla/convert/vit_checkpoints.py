@@ -49,7 +49,8 @@ TIMM_FOREIGN = {
     "fc_norm.{kind}": "a mean over patches instead of the class token",
     "attn_pool.{part}.{kind}": "an attention head for pooling",
 }
-HEAD_WIDTH, HUGE = 64, {1280: 16}  # heads are not stored; all sizes but huge have heads of 64
+# heads are not stored; all have 64 channels, but those of test_vit, huge, giant and gigantic
+HEAD_WIDTH, OTHER_HEADS = 64, {64: 2, 1280: 16, 1408: 16, 1664: 16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +183,7 @@ def _timm_config(
         num_channels=channels,
         d_model=width,
         encoder_layers=count_layers(weights, "blocks."),
-        encoder_attention_heads=heads or HUGE.get(width) or max(1, width // HEAD_WIDTH),
+        encoder_attention_heads=heads or OTHER_HEADS.get(width) or max(1, width // HEAD_WIDTH),
         encoder_ffn_dim=fed.shape[0],
         layer_norm_eps=1e-6,
         **({"id2label": names} if names else {"num_labels": head.shape[0]}),

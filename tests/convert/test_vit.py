@@ -360,7 +360,9 @@ def test_what_is_no_plain_vit_is_refused_by_name():
 
 
 def test_timm_heads_follow_from_the_width_or_the_settings():
-    theirs = timm_weights(width=192)
-    assert from_timm(theirs).config.encoder_attention_heads == 3
+    # tiny; test_vit; giant of timm
+    for width, heads in ((192, 3), (64, 2), (1408, 16)):
+        theirs = timm_weights(width=width)
+        assert from_timm(theirs).config.encoder_attention_heads == heads
     settings = {"model_args": {"num_heads": 2}}
     assert from_timm(theirs, settings).config.encoder_attention_heads == 2
