@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import ViTImageProcessorPil
 
+from hf_vanilla.data.image_models import label_fields
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
@@ -176,7 +177,8 @@ def _timm_config(
             )
         size = [channels, side * patch[0], side * patch[1]]
     labels = settings.get("label_names") or pretrained.get("label_names")
-    names = {index: str(label) for index, label in enumerate(labels or ())}
+    if isinstance(labels, dict):  # where ids have gaps
+        labels = [labels.get(str(index), f"LABEL_{index}") for index in range(len(head))]
     return VanillaVitConfig(
         image_size=list(size[1:]),
         patch_size=patch,
@@ -186,7 +188,7 @@ def _timm_config(
         encoder_attention_heads=heads or OTHER_HEADS.get(width) or max(1, width // HEAD_WIDTH),
         encoder_ffn_dim=fed.shape[0],
         layer_norm_eps=1e-6,
-        **({"id2label": names} if names else {"num_labels": head.shape[0]}),
+        **(label_fields(list(map(str, labels))) if labels else {"num_labels": len(head)}),
     )
 
 

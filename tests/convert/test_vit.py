@@ -359,6 +359,13 @@ def test_what_is_no_plain_vit_is_refused_by_name():
             from_timm({**timm_weights(), name: torch.zeros(24)}, heads=3)
 
 
+def test_timm_label_names_may_be_a_dict_with_gaps():
+    settings = {"label_names": {"1": "cat", "5": "dog"}}
+    config = from_timm(timm_weights(), settings, heads=3).config
+    assert (config.id2label[1], config.id2label[5], config.id2label[6]) == ("cat", "dog", "LABEL_6")
+    assert config.label2id["dog"] == 5
+
+
 def test_timm_heads_follow_from_the_width_or_the_settings():
     # tiny; test_vit; giant of timm
     for width, heads in ((192, 3), (64, 2), (1408, 16)):
