@@ -153,6 +153,8 @@ def _read_timm(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     folder = local_folder(name, ("model.safetensors", "config.json"))
     settings = folder / "config.json"
     content = read_json(settings) if settings.is_file() else {}
+    if "pretrained_cfg" not in content:  # older files have all in one dict
+        content |= {"pretrained_cfg": {**content}, "label_names": content.get("labels")}
     return read_checkpoint(folder / "model.safetensors"), content
 
 

@@ -359,6 +359,22 @@ def test_what_is_no_plain_vit_is_refused_by_name():
             from_timm({**timm_weights(), name: torch.zeros(24)}, heads=3)
 
 
+def test_timm_settings_of_older_files_are_read(tmp_path):
+    settings = {"input_size": [3, 15, 15], "mean": [0.4, 0.5, 0.6], "std": [0.1, 0.2, 0.3]}
+    settings |= {"architecture": "vit_tiny_patch16_224", "labels": list("abcdefg")}
+    (tmp_path / "theirs").mkdir()
+    save_file(timm_weights(), tmp_path / "theirs" / "model.safetensors")
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(settings))
+    run(
+        *("--format", "timm", "--input", tmp_path / "theirs", "--output", tmp_path / "ours"),
+        *("--heads", 3),
+    )
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "ours")
+    assert tuple(processor.image_std) == (0.1, 0.2, 0.3)
+    ours = VanillaForImageClassification.from_pretrained(tmp_path / "ours")
+    assert ours.config.id2label[6] == "g"
+
+
 def test_timm_label_names_may_be_a_dict_with_gaps():
     settings = {"label_names": {"1": "cat", "5": "dog"}}
     config = from_timm(timm_weights(), settings, heads=3).config
