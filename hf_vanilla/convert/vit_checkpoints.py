@@ -15,6 +15,7 @@ from transformers import ViTImageProcessorPil
 
 from hf_vanilla.data.image_models import label_fields
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import carry_over
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.options import Options, option
@@ -80,6 +81,7 @@ def convert_timm(options: TimmOptions) -> Path:
         ours = from_timm(weights, settings, origin=options.input, heads=options.heads)
         ours.save_pretrained(folder)
         timm_processor(ours.config, settings).save_pretrained(folder)
+        carry_over(options.input, folder)
     return Path(options.output)
 
 

@@ -322,10 +322,14 @@ def test_a_timm_folder_comes_with_labels_processor_and_logits(tmp_path):
     (tmp_path / "theirs").mkdir()
     save_file(theirs, tmp_path / "theirs" / "model.safetensors")
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "theirs" / "README.md").write_text("---\nlicense: mit\n---\n# ViT\n")
     run(
         *("--format", "timm", "--input", tmp_path / "theirs", "--output", tmp_path / "ours"),
         *("--heads", 3),
     )
+    card = (tmp_path / "ours" / "README.md").read_text()
+    assert "license: mit" in card
+    assert "Converted from theirs to hf_vanilla." in card
     model = VanillaForImageClassification.from_pretrained(tmp_path / "ours")
     images = torch.randn(3, 3, 15, 15)
     assert_close(model(images).logits, by_timm_weights(theirs, images), rtol=0, atol=1e-5)
