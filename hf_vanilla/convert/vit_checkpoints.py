@@ -183,6 +183,9 @@ def _timm_config(
     labels = settings.get("label_names") or pretrained.get("label_names")
     if isinstance(labels, dict):  # where ids have gaps
         labels = [labels.get(str(index), f"LABEL_{index}") for index in range(len(head))]
+    classes: dict[str, Any] = {"num_labels": len(head)}
+    if labels:
+        classes = label_fields([str(label) for label in labels])
     return VanillaVitConfig(
         image_size=list(size[1:]),
         patch_size=patch,
@@ -192,7 +195,7 @@ def _timm_config(
         encoder_attention_heads=heads or OTHER_HEADS.get(width) or max(1, width // HEAD_WIDTH),
         encoder_ffn_dim=fed.shape[0],
         layer_norm_eps=1e-6,
-        **(label_fields(list(map(str, labels))) if labels else {"num_labels": len(head)}),
+        **classes,
     )
 
 
