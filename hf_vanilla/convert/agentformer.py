@@ -61,7 +61,6 @@ FIXED: dict[str, tuple[Any, Any]] = {
     "use_agent_enc": (False, False),
     "vel_heading": (False, False),
     "sn_out_heading": (False, False),
-    "use_map": (False, False),
     "dec_input_type": ([], []),
     "tf_cfg": ({}, {}),
 }

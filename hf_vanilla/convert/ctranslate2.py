@@ -163,12 +163,8 @@ def to_ctranslate2(
 
 
 def _check(model: VanillaForConditionalGeneration) -> None:
-    config, activation, end = (
-        model.config,
-        model.config.activation_function,
-        model.config.eos_token_id,
-    )
-    known = ", ".join(ACTIVATIONS)
+    config, known = model.config, ", ".join(ACTIVATIONS)
+    activation, end = config.activation_function, config.eos_token_id
     reasons = {
         f"activation_function={activation!r} (CTranslate2: {known})": activation not in ACTIVATIONS,
         "decoder_start_token_id=None (CTranslate2: an id)": config.decoder_start_token_id is None,

@@ -77,7 +77,10 @@ def convert_detr(options: DetrOptions) -> Path:
         source = Path(options.input)
         if source.is_file():
             weights = _authors_weights(source)
-            config = config_of_weights(weights, heads=options.heads, dilation=options.dilation)
+            try:
+                config = config_of_weights(weights, heads=options.heads, dilation=options.dilation)
+            except KeyError as error:  # such as a file whose class head was removed
+                raise ValueError(f"{source} has no {error}: give a whole checkpoint") from None
             processor = DetrImageProcessorPil()
         else:
             source = local_folder(options.input)

@@ -36,7 +36,7 @@ GENERATION = "generation_config.json"
 FILES = (*VOCABULARIES, *WEIGHTS, MERGES, TOKENIZER_SETTINGS, "config.json", GENERATION)
 PREFIX = "model."
 POSITIONS = "{side}.embed_positions.weight"
-# what FSMTConfig has where a file leaves it out
+# fields of both configs, and what FSMTConfig has where a file leaves one out
 DEFAULTS: dict[str, Any] = {
     "activation_function": "relu",
     "d_model": 1024,
@@ -128,9 +128,7 @@ def _model(
         of_output=len(tables) < 2 or torch.equal(*tables),
     )
     values = config_values({name: settings[ours] for name, ours in SIZES.items()}, sharing)
-    same = ("dropout", "attention_dropout", "activation_dropout", "activation_function")
-    values |= {name: settings[name] for name in (*same, "max_position_embeddings")}
-    values |= {name: settings[name] for name in ("scale_embedding", "decoder_start_token_id")}
+    values |= {name: settings[name] for name in DEFAULTS}
     names = {**names_of(sharing), POSITIONS: None}  # a computed table, stored by some versions
     try:
         config = VanillaConfig(

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from transformers import ViTImageProcessorPil
 
+from hf_vanilla.data.image_models import label_fields
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import carry_over
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.options import Options, option
@@ -49,7 +51,8 @@ TIMM_FOREIGN = {
     "fc_norm.{kind}": "a mean over patches instead of the class token",
     "attn_pool.{part}.{kind}": "an attention head for pooling",
 }
-HEAD_WIDTH, HUGE = 64, {1280: 16}  # heads are not stored; all sizes but huge have heads of 64
+# heads are not stored; all have 64 channels, but those of test_vit, huge, giant and gigantic
+HEAD_WIDTH, OTHER_HEADS = 64, {64: 2, 1280: 16, 1408: 16, 1664: 16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +81,7 @@ def convert_timm(options: TimmOptions) -> Path:
         ours = from_timm(weights, settings, origin=options.input, heads=options.heads)
         ours.save_pretrained(folder)
         timm_processor(ours.config, settings).save_pretrained(folder)
+        carry_over(options.input, folder)
     return Path(options.output)
 
 
@@ -151,6 +155,8 @@ def _read_timm(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     folder = local_folder(name, ("model.safetensors", "config.json"))
     settings = folder / "config.json"
     content = read_json(settings) if settings.is_file() else {}
+    if "pretrained_cfg" not in content:  # older files have all in one dict
+        content |= {"pretrained_cfg": {**content}, "label_names": content.get("labels")}
     return read_checkpoint(folder / "model.safetensors"), content
 
 
@@ -175,17 +181,21 @@ def _timm_config(
             )
         size = [channels, side * patch[0], side * patch[1]]
     labels = settings.get("label_names") or pretrained.get("label_names")
-    names = {index: str(label) for index, label in enumerate(labels or ())}
+    if isinstance(labels, dict):  # where ids have gaps
+        labels = [labels.get(str(index), f"LABEL_{index}") for index in range(len(head))]
+    classes: dict[str, Any] = {"num_labels": len(head)}
+    if labels:
+        classes = label_fields([str(label) for label in labels])
     return VanillaVitConfig(
         image_size=list(size[1:]),
         patch_size=patch,
         num_channels=channels,
         d_model=width,
         encoder_layers=count_layers(weights, "blocks."),
-        encoder_attention_heads=heads or HUGE.get(width) or max(1, width // HEAD_WIDTH),
+        encoder_attention_heads=heads or OTHER_HEADS.get(width) or max(1, width // HEAD_WIDTH),
         encoder_ffn_dim=fed.shape[0],
         layer_norm_eps=1e-6,
-        **({"id2label": names} if names else {"num_labels": head.shape[0]}),
+        **classes,
     )
 
 

@@ -25,7 +25,6 @@ class PackedLinear(nn.Module):
 
     def __init__(self, layers: Sequence[Any], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.in_features = layers[0].in_features
         self.out_features = sum(layer.out_features for layer in layers)
         self.integer: IntegerProduct | None = None
         if isinstance(layers[0], QuantizedLinear):

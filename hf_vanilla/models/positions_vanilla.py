@@ -55,7 +55,7 @@ def sinusoid(
     return torch.cat((sine, cosine), dim=-1)
 
 
-def sinusoid_2d(is_real: Tensor, width: int, *, base: float = 10_000.0) -> Tensor:
+def sinusoid_2d(is_real: Tensor, width: int) -> Tensor:
     """Positions of a feature map: sinusoids of the row, then of the column (DETR, A.4).
 
     Rows and columns are counted over real pixels from 1 and scaled to 2 pi.
@@ -63,7 +63,6 @@ def sinusoid_2d(is_real: Tensor, width: int, *, base: float = 10_000.0) -> Tenso
     Args:
         is_real: `(B, H, W)` bool, False = padding.
         width: channels, a multiple of 4.
-        base: as for `sinusoid`.
 
     Returns:
         `(B, H * W, width)` in [-1, 1]; float64, except on a device that has none.
@@ -79,7 +78,7 @@ def sinusoid_2d(is_real: Tensor, width: int, *, base: float = 10_000.0) -> Tenso
     for axis in (1, 2):
         count = is_real.cumsum(axis).to(torch.float32)
         last = count.select(axis, -1).unsqueeze(axis)
-        halves.append(sinusoid(count / (last + 1e-6) * (2 * math.pi), width // 2, base=base))
+        halves.append(sinusoid(count / (last + 1e-6) * (2 * math.pi), width // 2))
     return torch.cat(halves, dim=-1).flatten(1, 2)
 
 

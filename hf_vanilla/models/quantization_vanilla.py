@@ -325,7 +325,8 @@ class VanillaInt8Config(QuantizationConfigMixin):
     Args:
         version: of the saved tensors.
         dequantize: load them as float weights, for any device and for training: a small file is
-            then all that int8 brings.
+            then all that int8 brings. Set in `config.json`; of int8 weights, `from_pretrained`
+            reads it only there.
         **kwargs: none.
 
     Raises:

@@ -281,6 +281,15 @@ def test_every_missing_and_left_over_tensor_is_named(theirs):
         from_detr(weights, _config(theirs))
 
 
+def test_a_file_of_the_authors_without_its_class_head_is_refused_by_name(theirs, tmp_path):
+    weights = to_authors(from_detr(theirs.state_dict(), _config(theirs)))
+    del weights["class_embed.weight"], weights["class_embed.bias"]  # as for training on new classes
+    torch.save({"model": weights}, tmp_path / "no_head.pth")
+    given = {"input": str(tmp_path / "no_head.pth"), "output": str(tmp_path / "ours"), "heads": 3}
+    with pytest.raises(ValueError, match=r"no_head\.pth has no 'class_embed\.weight'"):
+        convert_detr(DetrOptions(**given))
+
+
 @pytest.mark.parametrize(
     ("mark", "kin"),
     [("sampling_offsets.weight", "Deformable DETR"), ("ref_point_head.0.bias", "Conditional DETR")],

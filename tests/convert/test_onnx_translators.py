@@ -1,6 +1,7 @@
 """Translators in ONNX Runtime: the exported folder's search is ours, without torch."""
 
 import copy
+import json
 import shutil
 import subprocess
 import sys
@@ -316,17 +317,20 @@ def test_shapes_of_other_models_give_the_same_hypotheses(tokenizer, tmp_path, mo
 def test_the_layout_of_transformers_js_decodes_greedily_as_we_do(tokenizer, tmp_path):
     """As transformers.js calls the graphs: an empty cache first, then what the last step gave."""
     ours = lively_translator(decoder_attention_heads=3)
+    ours.generation_config.max_new_tokens = 12
     ours.save_pretrained(tmp_path / "ours")
     tokenizer.save_pretrained(tmp_path / "ours")
     given = {"model": str(tmp_path / "ours"), "format": "onnx", "layout": "transformers.js"}
     folder = export(ExportOptions(output=str(tmp_path / "js"), **given))
+    written = json.loads((folder / "generation_config.json").read_text())
+    assert (written["num_beams"], written["max_new_tokens"]) == (1, 12)
     encoder = onnxruntime.InferenceSession(folder / "onnx" / "encoder_model.onnx")
     decoder = onnxruntime.InferenceSession(folder / "onnx" / "decoder_model_merged.onnx")
     past_inputs = [i for i in decoder.get_inputs() if i.name.startswith("past_key_values")]
     assert {i.shape[0] for i in past_inputs} == {"batch_size"}
     for row in source_rows(6):
         ids = torch.tensor([row])
-        expected = ours.generate(ids, num_beams=1, max_new_tokens=12)[0].tolist()
+        expected = ours.generate(ids, num_beams=1)[0].tolist()
         mask = torch.ones_like(ids).numpy()
         (states,) = encoder.run(None, {"input_ids": ids.numpy(), "attention_mask": mask})
         past = {i.name: np.zeros((1, 3, 0, 8), np.float32) for i in past_inputs}

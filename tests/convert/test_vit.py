@@ -322,10 +322,14 @@ def test_a_timm_folder_comes_with_labels_processor_and_logits(tmp_path):
     (tmp_path / "theirs").mkdir()
     save_file(theirs, tmp_path / "theirs" / "model.safetensors")
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "theirs" / "README.md").write_text("---\nlicense: mit\n---\n# ViT\n")
     run(
         *("--format", "timm", "--input", tmp_path / "theirs", "--output", tmp_path / "ours"),
         *("--heads", 3),
     )
+    card = (tmp_path / "ours" / "README.md").read_text()
+    assert "license: mit" in card
+    assert "Converted from theirs to hf_vanilla." in card
     model = VanillaForImageClassification.from_pretrained(tmp_path / "ours")
     images = torch.randn(3, 3, 15, 15)
     assert_close(model(images).logits, by_timm_weights(theirs, images), rtol=0, atol=1e-5)
@@ -359,8 +363,33 @@ def test_what_is_no_plain_vit_is_refused_by_name():
             from_timm({**timm_weights(), name: torch.zeros(24)}, heads=3)
 
 
+def test_timm_settings_of_older_files_are_read(tmp_path):
+    settings = {"input_size": [3, 15, 15], "mean": [0.4, 0.5, 0.6], "std": [0.1, 0.2, 0.3]}
+    settings |= {"architecture": "vit_tiny_patch16_224", "labels": list("abcdefg")}
+    (tmp_path / "theirs").mkdir()
+    save_file(timm_weights(), tmp_path / "theirs" / "model.safetensors")
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(settings))
+    run(
+        *("--format", "timm", "--input", tmp_path / "theirs", "--output", tmp_path / "ours"),
+        *("--heads", 3),
+    )
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "ours")
+    assert tuple(processor.image_std) == (0.1, 0.2, 0.3)
+    ours = VanillaForImageClassification.from_pretrained(tmp_path / "ours")
+    assert ours.config.id2label[6] == "g"
+
+
+def test_timm_label_names_may_be_a_dict_with_gaps():
+    settings = {"label_names": {"1": "cat", "5": "dog"}}
+    config = from_timm(timm_weights(), settings, heads=3).config
+    assert (config.id2label[1], config.id2label[5], config.id2label[6]) == ("cat", "dog", "LABEL_6")
+    assert config.label2id["dog"] == 5
+
+
 def test_timm_heads_follow_from_the_width_or_the_settings():
-    theirs = timm_weights(width=192)
-    assert from_timm(theirs).config.encoder_attention_heads == 3
+    # tiny; test_vit; giant of timm
+    for width, heads in ((192, 3), (64, 2), (1408, 16)):
+        theirs = timm_weights(width=width)
+        assert from_timm(theirs).config.encoder_attention_heads == heads
     settings = {"model_args": {"num_heads": 2}}
     assert from_timm(theirs, settings).config.encoder_attention_heads == 2

@@ -110,9 +110,9 @@ def export_for_transformers_js(name: str, folder: Path, dtype: str) -> None:
     _write_decoder(model, graphs / f"decoder_model_merged{suffix}.onnx", dtype)
     config = model.config.to_dict() | {"model_type": "marian", "architectures": ["MarianMTModel"]}
     decoding = written_decoding(model)
-    same = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bad_words_ids")
+    ids = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bad_words_ids")
     greedy = {
-        **{name: getattr(decoding, name) for name in same},
+        **{name: getattr(decoding, name) for name in (*ids, "max_new_tokens")},
         "max_length": decoding.max_length or model.config.max_position_embeddings,
         "num_beams": 1,
     }
