@@ -238,7 +238,7 @@ def read_table(path: Path, columns: Columns) -> Rows:
     """CSV with a header, or Parquet: columns named by `columns`."""
     wanted = {key: name for key, name in vars(columns).items() if name is not None}
     read = _columns(path, wanted)
-    first_line = 2 if path.suffix.lower() == ".csv" else 1
+    first_line = 1 if path.suffix.lower() == ".parquet" else 2  # after the header
 
     def number(key: str) -> np.ndarray:
         values = read(key).to_numpy()

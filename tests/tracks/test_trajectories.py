@@ -303,9 +303,10 @@ def test_pixels_become_metres_by_a_homography(tmp_path):
     ],
 )
 def test_a_csv_that_cannot_be_read_is_named_with_line_and_value(tmp_path, text, message):
-    path = write(tmp_path / "a.csv", text)
-    with pytest.raises(ValueError, match=message):
-        read_tracks(path, TrackSource(frame_seconds=0.4))
+    for name in ("a.csv", "a.txt"):
+        path = write(tmp_path / name, text)
+        with pytest.raises(ValueError, match=message):
+            read_tracks(path, TrackSource(format="table", frame_seconds=0.4))
 
 
 def test_a_misspelt_name_of_built_in_tracks_is_no_file(tmp_path):
