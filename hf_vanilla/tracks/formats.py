@@ -304,10 +304,9 @@ def read_homography(path: str | Path) -> np.ndarray:
         ValueError: they are not nine numbers, or the matrix cannot be inverted.
         OSError: the file cannot be read.
     """
-    text = Path(path).read_text(encoding="utf-8").replace(",", " ")
     try:
-        values = np.array([float(part) for part in text.split()])
-        matrix = values.reshape(3, 3)
+        text = Path(path).read_text(encoding="utf-8").replace(",", " ")
+        matrix = np.array([float(part) for part in text.split()]).reshape(3, 3)
     except ValueError:
         raise ValueError(f"{path} is no homography: give three rows of three numbers") from None
     if not np.isfinite(matrix).all() or np.linalg.cond(matrix) > 1e12:

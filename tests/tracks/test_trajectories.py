@@ -351,6 +351,9 @@ def test_unsorted_frames_are_sorted(tmp_path):
 def test_a_homography_that_cannot_be_inverted_is_refused(tmp_path, text):
     with pytest.raises(ValueError, match=r"inverted|nine|three rows"):
         read_homography(write(tmp_path / "h.txt", text))
+    np.save(tmp_path / "h.npy", np.eye(3))
+    with pytest.raises(ValueError, match=r"h\.npy is no homography"):
+        read_homography(tmp_path / "h.npy")
 
 
 def test_a_bad_row_of_trajnet_is_named_by_its_line(tmp_path):
