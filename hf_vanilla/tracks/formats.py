@@ -153,7 +153,7 @@ def format_of(path: Path) -> str:
     ending = path.suffix.lower()
     if ending == ".parquet":
         names = pyarrow.parquet.read_schema(path).names
-        return "argoverse2" if {"track_id", "position_x", "timestep"} <= set(names) else "table"
+        return "argoverse2" if {*vars(ARGOVERSE_COLUMNS).values()} <= {*names} else "table"
     if ending == ".csv":
         return "table"
     if ending == ".ndjson":

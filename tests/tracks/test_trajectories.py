@@ -262,6 +262,11 @@ def test_argoverse_scenarios_keep_agents_of_different_scenes_apart(tmp_path):
     assert scenes.scene_names == ("one", "two")
     assert len(scenes.agent_names) == 2
     assert scenes.step_seconds == 0.1
+    del columns["object_type"]  # a table of its own, which `columns` names
+    (tmp_path / "one.parquet").unlink()
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "two.parquet")
+    names = read_columns("frame=timestep,agent=track_id,x=position_x,y=position_y")
+    assert read_tracks(tmp_path, TrackSource(columns=names, frame_seconds=0.4)).kind is None
 
 
 def test_columns_of_lists_are_refused_by_name(tmp_path):
