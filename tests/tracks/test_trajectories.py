@@ -321,6 +321,12 @@ def test_a_misspelt_name_of_built_in_tracks_is_no_file(tmp_path):
         TrackFileOptions().read(str(write(tmp_path / "tracks.dat", "0 1 2 4")))
 
 
+def test_tracks_of_which_resampling_leaves_nothing_are_refused(tmp_path):
+    path = write(tmp_path / "a.csv", "frame,agent,x,y\n1,1,0,0\n2,1,1,0\n3,1,2,0\n")
+    with pytest.raises(ValueError, match=r"no agent is there at a step of 0.4 s"):
+        TrackFileOptions(frame_seconds=0.1, step_seconds=0.4).read(str(path))
+
+
 @pytest.mark.parametrize(
     ("rows", "name"),
     [("1,0,1,2,3\n,1,1,2,3", "scene"), ("1,0,ada,2,3\n1,1,,2,3\n1,2,ada,2,3", "agent")],
