@@ -32,6 +32,7 @@ from .forecaster import (
     load_forecaster,
     predict,
 )
+from .layout import fixed_draws
 from .options import TrackFileOptions
 from .plot import Drawn, drawn_agents, known_of
 from .road_maps import RoadMap, resampled
@@ -114,7 +115,8 @@ class TracksPage:
             ValueError: it is no path.
         """
         past = path_in_steps(points, self.model.config.observed_steps)
-        tracks, probabilities = predict(self.model, past[None], np.ones((1, len(past)), bool))
+        with fixed_draws():
+            tracks, probabilities = predict(self.model, past[None], np.ones((1, len(past)), bool))
         drawn = Drawn("drawn", past, np.zeros((0, 2)), tracks[0], probabilities[0])
         return {"agents": self._shown([drawn])}
 
@@ -227,7 +229,8 @@ def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served
         of_frame = {frame: [row[1:] for row in rows if row[0] == frame] for frame in frames}
         for frame in frames[:-1]:
             live.store(frame, of_frame[frame])
-        futures = live.observe(frames[-1], of_frame[frames[-1]])
+        with fixed_draws():
+            futures = live.observe(frames[-1], of_frame[frames[-1]])
         *earlier, newest = ({row[0] for row in of_frame[frame]} for frame in frames)
         if not futures.agents and newest & set().union(*earlier):
             raise ValueError(

@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_vanilla.models.inputs_vanilla_forecaster import distances
 from hf_vanilla.models.modeling_vanilla_tracks import mixture_nats
 
-from .layout import agent_inputs, model_inputs, run_model
+from .layout import agent_inputs, fixed_draws, model_inputs, run_model
 from .windows import Windows
 
 MODE_COUNTS = (1, 5, 6, 10, 20)
@@ -22,7 +22,6 @@ MISS_DISTANCE = 2.0
 COLLISION_DISTANCE = 0.2
 LEAST_LOG_DENSITY = -20.0  # of one step, as in published figures of this kind
 SMALLEST_VARIANCE = 1e-6
-SAMPLING_SEED = 0  # of futures that are drawn by commands
 
 
 class TrackSums:
@@ -285,8 +284,7 @@ def add_windows(
     """
     inputs, last_rows = model_inputs(windows, rows), windows.last_rows[rows]
     last, maps = windows.table.positions[last_rows], windows.table.maps_of(last_rows)
-    with torch.random.fork_rng():  # samples do not depend on what was drawn before
-        torch.manual_seed(SAMPLING_SEED + int(rows[0]))
+    with fixed_draws(seed=int(rows[0])):
         outputs = run_model(
             model,
             inputs["past_values"],

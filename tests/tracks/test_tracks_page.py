@@ -182,6 +182,16 @@ def test_a_joint_model_shows_whom_each_agent_looks_at(scene_page):
     assert alone["others"] == [1.0]
 
 
+def test_a_model_that_draws_samples_answers_a_request_the_same_each_time(joint_folder, scene_page):
+    forecast = served_by([joint_folder], Settings(), Worker()).calls["/v1/forecast"]
+    rows = [[frame, "ada", frame, 0] for frame in range(5)]
+    for ask in (
+        lambda: asyncio.run(forecast({"rows": rows}))["trajectories"],
+        lambda: scene_page.draw([[0, 0], [2, 0]])["agents"][0]["tracks"],
+    ):
+        assert ask() == ask()
+
+
 def test_a_model_of_agents_and_lanes_shows_whom_an_agent_looks_at(tmp_path):
     sizes = {"observed_steps": 8, "max_others": 1, "max_lanes": 3}
     scene_model("early full", **sizes).float().save_pretrained(tmp_path)
