@@ -155,6 +155,22 @@ def scene_page(joint_folder, tracks):
     return TracksPage(joint_folder, tracks=tracks, frame_seconds=0.4)
 
 
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (VanillaTracksConfig, VanillaForMultimodalTrajectoryPrediction),
+        (VanillaAgentFormerConfig, VanillaForJointTrajectoryPrediction),
+    ],
+)
+def test_a_model_in_another_unit_than_the_built_in_tracks_has_no_scenes(tmp_path, config, kind):
+    kind(config(**{**SIZES, "d_model": 8}, unit="px")).save_pretrained(tmp_path)
+    page = TracksPage(str(tmp_path))
+    settings = page.start()
+    assert (settings["unit"], settings["scenes"]) == ("px", [])
+    assert settings["width"] > 0
+    assert len(page.draw([[0, 0], [2, 0]])["agents"]) == 1
+
+
 def test_models_of_scenes_have_the_page_of_tracks(joint_folder, tracks, tmp_path):
     scene_model("early full").float().save_pretrained(tmp_path)
     for model in (joint_folder, str(tmp_path)):
