@@ -367,7 +367,17 @@ def _whole(numbers: np.ndarray) -> np.ndarray:
     return numbers.astype(np.int64) if is_whole else numbers
 
 
+NAMES = ("agent", "scene", "kind")
 CSV_SIGNS = "in CSV, commas separate columns, and decimals have a point"
+
+
+def _as_written(texts: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """As numbers, unless that would change one, such as 007 or one of more than 64 bits."""
+    try:
+        numbers = texts.cast(pyarrow.int64())
+    except pyarrow.ArrowInvalid:
+        return texts
+    return numbers if numbers.cast(texts.type).equals(texts) else texts
 
 
 def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.ChunkedArray]:
@@ -383,16 +393,24 @@ def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.Chun
                         "name in each row"
                     )
             return lambda key: file.read(columns=[wanted[key]], use_threads=False).column(0)
-        missing = pyarrow.csv.ConvertOptions(strings_can_be_null=True)  # as of numbers
+        texts = {wanted[key]: pyarrow.string() for key in NAMES if key in wanted}
+        how = pyarrow.csv.ConvertOptions(strings_can_be_null=True, column_types=texts)
         file = path if path.is_file() else path.open("rb")  # a pipe has no positions to seek
-        table = pyarrow.csv.read_csv(file, convert_options=missing)
+        table = pyarrow.csv.read_csv(file, convert_options=how)
     except pyarrow.ArrowInvalid as error:
         reason = str(error).splitlines()[0]
+        if "UTF8" in reason:
+            raise ValueError(
+                f"{path} has names that are not UTF-8: save the file in UTF-8"
+            ) from None
         raise ValueError(f"{path} is not a table with a header: {reason}; {CSV_SIGNS}") from None
     _check_columns(path, table.column_names, wanted)
-    if any(pyarrow.types.is_binary(table.column(name).type) for name in wanted.values()):
-        raise ValueError(f"{path} has names that are not UTF-8: save the file in UTF-8")
-    return lambda key: table.column(wanted[key])
+
+    def column(key: str) -> pyarrow.ChunkedArray:
+        values = table.column(wanted[key])
+        return _as_written(values) if key in NAMES else values
+
+    return column
 
 
 def _check_columns(path: Path, names: Sequence[str], wanted: dict[str, str]) -> None:

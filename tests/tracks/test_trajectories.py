@@ -175,6 +175,17 @@ def test_csv_and_parquet_with_other_names_give_equal_tables(tmp_path):
         assert_allclose(scenes.positions, [[0, 3], [1, 4], [2, 5]])
 
 
+def test_names_in_a_csv_are_as_written(tmp_path):
+    rows = ["scene,frame,agent,x,y"]
+    agents = ("12345678901234567891", "12345678901234567892")  # equal as numbers of 64 bits
+    rows += [f"{scene},0,{agent},1,2" for scene in ("0061", "0103") for agent in agents]
+    path = write(tmp_path / "t.csv", "\n".join(rows))
+    source = TrackSource(columns=read_columns("scene=scene"), frame_seconds=0.4)
+    scenes = read_tracks(path, source)
+    assert scenes.agent_names.tolist() == [*agents, *agents]
+    assert scenes.scene_names == ("0061", "0103")
+
+
 def test_a_table_comes_through_a_pipe(tmp_path):
     """As of `--input /dev/stdin` and `<(...)`."""
     pipe = tmp_path / "pipe"
