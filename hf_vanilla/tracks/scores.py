@@ -15,7 +15,7 @@ from hf_vanilla.models.inputs_vanilla_forecaster import distances
 from hf_vanilla.models.modeling_vanilla_tracks import mixture_nats
 
 from .layout import agent_inputs, fixed_draws, model_inputs, run_model
-from .windows import Windows
+from .windows import Windows, by_group
 
 MODE_COUNTS = (1, 5, 6, 10, 20)
 MISS_DISTANCE = 2.0
@@ -242,9 +242,8 @@ class JointSums:
 
 def _scenes(groups: np.ndarray) -> Iterator[Tensor]:
     """Windows of each scene, from equal numbers `(W,)` for windows of one scene."""
-    order = np.argsort(groups, kind="stable")
-    bounds = np.flatnonzero(np.diff(groups[order])) + 1
-    yield from map(torch.from_numpy, np.split(order, bounds))
+    order, starts = by_group(groups)
+    yield from map(torch.from_numpy, np.split(order, starts[1:-1]))
 
 
 def close_pairs(tracks: Tensor, distance: float) -> Tensor:
