@@ -113,8 +113,8 @@ def windows_to_score(
             f"{options.dataset} has no window of {config.observed_steps} + "
             f"{config.predicted_steps} steps without a gap: set allow_missing, or give more data"
         )
-    company = options.with_company
-    return windows, Protocol.of(windows, data, stride=options.stride, with_company=company)
+    known = {name: getattr(options, name) for name in ("stride", "with_company", "allow_missing")}
+    return windows, Protocol.of(windows, data, **known)
 
 
 def score_windows(
