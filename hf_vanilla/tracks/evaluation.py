@@ -107,12 +107,14 @@ def windows_to_score(
         by_scene="others" in entry_of(config).reads,
         allow_missing=options.allow_missing,
     )
-    windows = windows.with_company() if options.with_company else windows
     if not len(windows):
         raise ValueError(
             f"{options.dataset} has no window of {config.observed_steps} + "
             f"{config.predicted_steps} steps without a gap: set allow_missing, or give more data"
         )
+    windows = windows.with_company() if options.with_company else windows
+    if not len(windows):
+        raise ValueError(f"{options.dataset} has no window of two agents: leave out with_company")
     known = {name: getattr(options, name) for name in ("stride", "with_company", "allow_missing")}
     return windows, Protocol.of(windows, data, **known)
 

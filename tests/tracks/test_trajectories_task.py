@@ -196,7 +196,7 @@ def test_a_scene_with_one_person_has_scores_alone_and_none_in_company(tmp_path):
     scores = evaluate(read_evaluation(arguments)).values
     assert scores["minADE1"] == pytest.approx(0, abs=1e-6)
     assert scores["collision_share"] == 0
-    with pytest.raises(ValueError, match=r"one\.csv has no window"):
+    with pytest.raises(ValueError, match=r"one\.csv has no window of two agents"):
         evaluate(read_evaluation([*arguments, "--with_company", "True"]))
 
 
