@@ -105,9 +105,8 @@ def training_and_validation(options: WindowOptions) -> tuple[TrackTable, TrackTa
     chosen = None if options.validation is None else options.read(options.validation, seed=1)
     if options.left_out:
         split = leave_one_out(options.dataset, options.test_scene)
-        step = options.step_seconds or split.train.step_seconds
-        validation = resample(split.validation, step) if chosen is None else chosen
-        return resample(split.train, step), validation
+        validation = resample(split.validation, options.step_seconds) if chosen is None else chosen
+        return resample(split.train, options.step_seconds), validation
     train = options.read(options.dataset)
     if chosen is not None:
         return train, chosen

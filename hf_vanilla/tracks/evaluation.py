@@ -80,9 +80,7 @@ def scored_table(options: EvaluateTracksOptions) -> tuple[TrackTable, str]:
     if options.test_scene is None:
         return options.read(options.dataset, seed=2), options.dataset
     table = leave_one_out(options.dataset, options.test_scene).test
-    if options.step_seconds is not None:
-        table = resample(table, options.step_seconds)
-    return table, f"ETH/UCY leave-one-out, {options.test_scene}"
+    return resample(table, options.step_seconds), f"ETH/UCY leave-one-out, {options.test_scene}"
 
 
 def windows_to_score(

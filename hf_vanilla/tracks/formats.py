@@ -130,7 +130,7 @@ def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> TrackT
         raise ValueError(f"{path} cannot be read as tracks: {reason}") from None
     if name == "argoverse2":
         table = with_map(table, path)
-    return table if source.step_seconds is None else resample(table, source.step_seconds)
+    return resample(table, source.step_seconds)
 
 
 def _scenes_of_file(path: Path, name: str, source: TrackSource) -> TrackTable:

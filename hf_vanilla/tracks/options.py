@@ -90,7 +90,7 @@ class TrackFileOptions(Options):
         """
         if path in BUILT_IN:
             table = built_in_tracks(path, agents=BUILT_IN_AGENTS[path], seed=seed)
-            return table if self.step_seconds is None else resample(table, self.step_seconds)
+            return resample(table, self.step_seconds)
         if not Path(path).exists():
             raise FileNotFoundError(f"{path}: no such file; built-in: {', '.join(BUILT_IN)}")
         source = TrackSource(
