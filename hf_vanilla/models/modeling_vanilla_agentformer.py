@@ -225,9 +225,9 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
             future_observed_mask: `(B, A, P)`, 1 = known; None: all are.
             noise: `(B, A, K, Z)` standard normal draws; None: drawn. Their number decides K.
             return_loss: compute the losses where there are `future_values`.
-            **kwargs: `num_items_in_batch`, agents of the optimizer step; `predicted_steps`, another
-                number of steps, without `future_values`; `samples_at_once`, fewer need less memory;
-                `output_attentions`.
+            **kwargs: `num_items_in_batch`, agents of the optimizer step; without `future_values`
+                `predicted_steps`, another number of steps, and `samples_at_once`, fewer need less
+                memory; `output_attentions`.
 
         Raises:
             ValueError: an input does not fit; the message says which and how.

@@ -17,12 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .inputs_vanilla_forecaster import (
-    AgentAxes,
-    agent_axes,
-    last_velocity,
-    observed_velocities,
-)
+from .inputs_vanilla_forecaster import AgentAxes, agent_axes, last_velocity, observed_velocities
 from .inputs_vanilla_scene import AgentAttributes, checked_scenes
 
 FEATURES = 4  # of a step or of a piece of a polyline: position and displacement

@@ -105,14 +105,14 @@ def training_and_validation(options: WindowOptions) -> tuple[TrackTable, TrackTa
     chosen = None if options.validation is None else options.read(options.validation, seed=1)
     if options.left_out:
         split = leave_one_out(options.dataset, options.test_scene)
-        step = options.step_seconds or split.train.step_seconds
-        validation = resample(split.validation, step) if chosen is None else chosen
-        return resample(split.train, step), validation
+        if chosen is None and options.validation_share:
+            chosen = resample(split.validation, options.step_seconds)
+        return resample(split.train, options.step_seconds), chosen
     train = options.read(options.dataset)
+    if chosen is None and options.validation_share and options.dataset in BUILT_IN:
+        chosen = options.read(options.dataset, seed=1)
     if chosen is not None:
         return train, chosen
-    if options.dataset in BUILT_IN:
-        return train, options.read(options.dataset, seed=1)
     agents = np.unique(train.agent)
     count = int(options.validation_share * len(agents))
     if not count:

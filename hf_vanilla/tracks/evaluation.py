@@ -80,9 +80,7 @@ def scored_table(options: EvaluateTracksOptions) -> tuple[TrackTable, str]:
     if options.test_scene is None:
         return options.read(options.dataset, seed=2), options.dataset
     table = leave_one_out(options.dataset, options.test_scene).test
-    if options.step_seconds is not None:
-        table = resample(table, options.step_seconds)
-    return table, f"ETH/UCY leave-one-out, {options.test_scene}"
+    return resample(table, options.step_seconds), f"ETH/UCY leave-one-out, {options.test_scene}"
 
 
 def windows_to_score(
@@ -107,14 +105,16 @@ def windows_to_score(
         by_scene="others" in entry_of(config).reads,
         allow_missing=options.allow_missing,
     )
-    windows = windows.with_company() if options.with_company else windows
     if not len(windows):
         raise ValueError(
             f"{options.dataset} has no window of {config.observed_steps} + "
             f"{config.predicted_steps} steps without a gap: set allow_missing, or give more data"
         )
-    company = options.with_company
-    return windows, Protocol.of(windows, data, stride=options.stride, with_company=company)
+    windows = windows.with_company() if options.with_company else windows
+    if not len(windows):
+        raise ValueError(f"{options.dataset} has no window of two agents: leave out with_company")
+    known = {name: getattr(options, name) for name in ("stride", "with_company", "allow_missing")}
+    return windows, Protocol.of(windows, data, **known)
 
 
 def score_windows(

@@ -14,15 +14,13 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
-import torch
 
 from hf_vanilla.families import entry_of
 from hf_vanilla.files import check_output_file, whole_file
 from hf_vanilla.options import option
 
 from .forecaster import ForecasterOptions, check_rate, load_forecaster, predict
-from .layout import agent_inputs, rollout_arguments
-from .scores import SAMPLING_SEED
+from .layout import agent_inputs, fixed_draws, rollout_arguments
 from .table import TrackTable
 from .windows import by_group, groups_of_rows, pasts_of_rows
 
@@ -90,8 +88,7 @@ def forecast_file(options: ForecastOptions) -> None:
         ),
     )
     cut = (part.filter(pyarrow.compute.less_equal(part["step"], steps)) for part in tables)
-    with torch.random.fork_rng():  # a forecast that draws samples can be repeated
-        torch.manual_seed(SAMPLING_SEED)
+    with fixed_draws():
         _write(cut, options)
 
 

@@ -390,8 +390,7 @@ def _last_displacements(past: Tensor, is_observed: Tensor) -> tuple[Tensor, Tens
     earlier = (indices - 1).clamp(min=0).unsqueeze(-1).expand(-1, -1, 2)
     displacements = velocities.gather(1, earlier) * indices.gt(0).unsqueeze(-1)
     between = (indices[:, 0] - indices[:, -1]).clamp(min=1)
-    before = displacements[:, -1] if len(number) > 1 else displacements[:, 0]
-    return displacements[:, 0], before, between
+    return displacements[:, 0], displacements[:, -1], between
 
 
 def _counted(steps: int, like: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> TrackT
         raise ValueError(f"{path} cannot be read as tracks: {reason}") from None
     if name == "argoverse2":
         table = with_map(table, path)
-    return table if source.step_seconds is None else resample(table, source.step_seconds)
+    return resample(table, source.step_seconds)
 
 
 def _scenes_of_file(path: Path, name: str, source: TrackSource) -> TrackTable:
@@ -153,7 +153,7 @@ def format_of(path: Path) -> str:
     ending = path.suffix.lower()
     if ending == ".parquet":
         names = pyarrow.parquet.read_schema(path).names
-        return "argoverse2" if {"track_id", "position_x", "timestep"} <= set(names) else "table"
+        return "argoverse2" if {*vars(ARGOVERSE_COLUMNS).values()} <= {*names} else "table"
     if ending == ".csv":
         return "table"
     if ending == ".ndjson":
@@ -238,7 +238,7 @@ def read_table(path: Path, columns: Columns) -> Rows:
     """CSV with a header, or Parquet: columns named by `columns`."""
     wanted = {key: name for key, name in vars(columns).items() if name is not None}
     read = _columns(path, wanted)
-    first_line = 2 if path.suffix.lower() == ".csv" else 1
+    first_line = 1 if path.suffix.lower() == ".parquet" else 2  # after the header
 
     def number(key: str) -> np.ndarray:
         values = read(key).to_numpy()
@@ -304,10 +304,9 @@ def read_homography(path: str | Path) -> np.ndarray:
         ValueError: they are not nine numbers, or the matrix cannot be inverted.
         OSError: the file cannot be read.
     """
-    text = Path(path).read_text(encoding="utf-8").replace(",", " ")
     try:
-        values = np.array([float(part) for part in text.split()])
-        matrix = values.reshape(3, 3)
+        text = Path(path).read_text(encoding="utf-8").replace(",", " ")
+        matrix = np.array([float(part) for part in text.split()]).reshape(3, 3)
     except ValueError:
         raise ValueError(f"{path} is no homography: give three rows of three numbers") from None
     if not np.isfinite(matrix).all() or np.linalg.cond(matrix) > 1e12:
@@ -368,7 +367,17 @@ def _whole(numbers: np.ndarray) -> np.ndarray:
     return numbers.astype(np.int64) if is_whole else numbers
 
 
+NAMES = ("agent", "scene", "kind")
 CSV_SIGNS = "in CSV, commas separate columns, and decimals have a point"
+
+
+def _as_written(texts: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """As numbers, unless that would change one, such as 007 or one of more than 64 bits."""
+    try:
+        numbers = texts.cast(pyarrow.int64())
+    except pyarrow.ArrowInvalid:
+        return texts
+    return numbers if numbers.cast(texts.type).equals(texts) else texts
 
 
 def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.ChunkedArray]:
@@ -384,16 +393,24 @@ def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.Chun
                         "name in each row"
                     )
             return lambda key: file.read(columns=[wanted[key]], use_threads=False).column(0)
-        missing = pyarrow.csv.ConvertOptions(strings_can_be_null=True)  # as of numbers
+        texts = {wanted[key]: pyarrow.string() for key in NAMES if key in wanted}
+        how = pyarrow.csv.ConvertOptions(strings_can_be_null=True, column_types=texts)
         file = path if path.is_file() else path.open("rb")  # a pipe has no positions to seek
-        table = pyarrow.csv.read_csv(file, convert_options=missing)
+        table = pyarrow.csv.read_csv(file, convert_options=how)
     except pyarrow.ArrowInvalid as error:
         reason = str(error).splitlines()[0]
+        if "UTF8" in reason:
+            raise ValueError(
+                f"{path} has names that are not UTF-8: save the file in UTF-8"
+            ) from None
         raise ValueError(f"{path} is not a table with a header: {reason}; {CSV_SIGNS}") from None
     _check_columns(path, table.column_names, wanted)
-    if any(pyarrow.types.is_binary(table.column(name).type) for name in wanted.values()):
-        raise ValueError(f"{path} has names that are not UTF-8: save the file in UTF-8")
-    return lambda key: table.column(wanted[key])
+
+    def column(key: str) -> pyarrow.ChunkedArray:
+        values = table.column(wanted[key])
+        return _as_written(values) if key in NAMES else values
+
+    return column
 
 
 def _check_columns(path: Path, names: Sequence[str], wanted: dict[str, str]) -> None:

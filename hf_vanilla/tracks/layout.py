@@ -5,6 +5,7 @@ P predicted steps.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,14 @@ def rollout_arguments(model: Any, **values: int | None) -> dict[str, int]:
             f"give at most {model.config.predicted_steps}"
         )
     return given
+
+
+@contextmanager
+def fixed_draws(seed: int = 0) -> Iterator[None]:
+    """The same samples each time; torch's random state is afterwards as it was."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
 
 
 def run_model(  # noqa: PLR0913 - all that any model reads

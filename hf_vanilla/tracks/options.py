@@ -90,7 +90,7 @@ class TrackFileOptions(Options):
         """
         if path in BUILT_IN:
             table = built_in_tracks(path, agents=BUILT_IN_AGENTS[path], seed=seed)
-            return table if self.step_seconds is None else resample(table, self.step_seconds)
+            return resample(table, self.step_seconds)
         if not Path(path).exists():
             raise FileNotFoundError(f"{path}: no such file; built-in: {', '.join(BUILT_IN)}")
         source = TrackSource(
@@ -101,7 +101,13 @@ class TrackFileOptions(Options):
             homography=None if self.homography is None else read_homography(self.homography),
             unit=self.unit,
         )
-        return read_tracks(path, source)
+        table = read_tracks(path, source)
+        if not len(table):
+            raise ValueError(
+                f"{path}: no agent is there at a step of {self.step_seconds:g} s or around it: "
+                "give longer tracks, or a shorter step_seconds"
+            )
+        return table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,18 +88,16 @@ function look() {
   (settings.isJoint ? plane : group).querySelectorAll(`[data-mode="${mode}"]`).forEach((future) => {
     future.classList.add("chosen");
   });
-  shown.others.forEach((weight, index) => {
-    if (index === agent || !weight) return;
-    const glance = line([shown.past.at(-1), agents[index].past.at(-1)], "glance", group);
-    glance.style.strokeWidth = weight * view.width * 0.04;
-    glance.dataset.weight = weight;
-  });
-  shown.lanes.forEach((weight, index) => {
+  const glance = (points, weight) => {
     if (!weight) return;
-    const glance = line(lanes[index], "glance", group);
-    glance.style.strokeWidth = weight * view.width * 0.04;
-    glance.dataset.weight = weight;
+    const drawn = line(points, "glance", group);
+    drawn.style.strokeWidth = weight * view.width * 0.04;
+    drawn.dataset.weight = weight;
+  };
+  shown.others.forEach((weight, index) => {
+    if (index !== agent) glance([shown.past.at(-1), agents[index].past.at(-1)], weight);
   });
+  shown.lanes.forEach((weight, index) => glance(lanes[index], weight));
   (shown.looks[mode] ?? []).forEach((weight, index) => {
     if (!weight) return;
     const [cx, cy] = onScreen(shown.past[index]);

@@ -4,6 +4,7 @@
 Shapes: T observed steps, M modes, P predicted steps.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,25 +18,23 @@ from hf_vanilla.app.worker import Worker
 from hf_vanilla.families import entry_of
 from hf_vanilla.hub.card import public_name
 
-from .attention import (
-    SceneAttention,
-    attention_in_scene,
-    has_scene_attention,
-)
+from .attention import SceneAttention, attention_in_scene, has_scene_attention
 from .built_in_tracks import BUILT_IN
 from .forecaster import (
     SIMPLE_MODELS,
     Forecaster,
     attention_of_modes,
-    check_rate,
     constant_velocity,
     load_forecaster,
     predict,
 )
+from .layout import fixed_draws
 from .options import TrackFileOptions
 from .plot import Drawn, drawn_agents, known_of
 from .road_maps import RoadMap, resampled
 from .table import TrackTable
+
+logger = logging.getLogger(__name__)
 
 TITLE = "Where will they walk? Observed tracks and predicted futures"
 STEPS_ACROSS = 40  # of usual length, over the width of the plane to draw on
@@ -50,7 +49,7 @@ class TracksPage:
     Args:
         model: folder, Hub id, or name of a model without weights.
         tracks: file or folder to step through, or the name of built-in tracks; they are resampled
-            to the model's rate.
+            to the model's rate. A model in another unit than built-in tracks has none to show.
         frame_seconds: time between two frame numbers of a file that does not state its rate.
 
     Raises:
@@ -70,15 +69,22 @@ class TracksPage:
             step_seconds=config.step_seconds, unit=config.unit, frame_seconds=frame_seconds
         )
         self.table: TrackTable = options.read(tracks, seed=2)
-        check_rate(self.table, config, tracks)
+        if self.table.unit != config.unit:  # of built-in tracks; a file has the model's
+            logger.warning(
+                "%s has positions in %s, but the model in %s: the page has no scenes",
+                *(tracks, self.table.unit, config.unit),
+            )
+            self.table = self.table.rows(slice(0))
 
     def start(self) -> dict[str, Any]:
         """What the script needs at the start: sizes, unit, and the scenes with their frames."""
         config, table = self.model.config, self.table
         frames = [table.frame[table.scene == n] for n in range(len(table.scene_names))]
         is_joint = entry_of(config).is_joint
-        usual = np.sqrt(np.mean(table.displacements**2))
-        if not is_joint:
+        if is_joint:
+            lengths = table.displacements
+            usual = np.mean(lengths**2) ** 0.5 if len(lengths) else config.largest_step or 1.0
+        else:
             usual = config.velocity_std * 2**0.5
         return {
             "model": self.name,
@@ -114,7 +120,8 @@ class TracksPage:
             ValueError: it is no path.
         """
         past = path_in_steps(points, self.model.config.observed_steps)
-        tracks, probabilities = predict(self.model, past[None], np.ones((1, len(past)), bool))
+        with fixed_draws():
+            tracks, probabilities = predict(self.model, past[None], np.ones((1, len(past)), bool))
         drawn = Drawn("drawn", past, np.zeros((0, 2)), tracks[0], probabilities[0])
         return {"agents": self._shown([drawn])}
 
@@ -227,7 +234,8 @@ def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served
         of_frame = {frame: [row[1:] for row in rows if row[0] == frame] for frame in frames}
         for frame in frames[:-1]:
             live.store(frame, of_frame[frame])
-        futures = live.observe(frames[-1], of_frame[frames[-1]])
+        with fixed_draws():
+            futures = live.observe(frames[-1], of_frame[frames[-1]])
         *earlier, newest = ({row[0] for row in of_frame[frame]} for frame in frames)
         if not futures.agents and newest & set().union(*earlier):
             raise ValueError(

@@ -25,10 +25,9 @@ from hf_vanilla.plots.figures import (
 from .attention import attention_in_scene, has_scene_attention
 from .forecaster import SIMPLE_MODELS, check_rate, load_forecaster, predict
 from .formats import on_plane, read_homography
-from .layout import agent_inputs
+from .layout import agent_inputs, fixed_draws
 from .options import TrackFileOptions
 from .road_maps import LANE_KINDS, RoadMap
-from .scores import SAMPLING_SEED
 from .table import TrackTable
 from .windows import pasts_of_rows
 
@@ -188,8 +187,7 @@ def drawn_agents(model: Any, table: TrackTable, frame: int) -> list[Drawn]:
     if not len(rows):
         return []
     known = agent_inputs(config, table, rows)
-    with torch.random.fork_rng():  # of a model that draws samples, the same ones each time
-        torch.manual_seed(SAMPLING_SEED)
+    with fixed_draws():
         tracks, probabilities = predict(model, past, mask, maps=table.maps_of(rows), agents=known)
     found = []
     for number, row in enumerate(rows[:MOST_AGENTS]):

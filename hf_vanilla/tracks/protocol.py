@@ -21,6 +21,7 @@ class Protocol:
         windows: number of windows.
         stride: steps from one window to the next.
         with_company: only scenes with two or more agents (Social-GAN's rule).
+        allow_missing: windows may miss steps, which count nothing.
         seed: of the training run, where known.
     """
 
@@ -32,6 +33,7 @@ class Protocol:
     windows: int
     stride: int = 1
     with_company: bool = False
+    allow_missing: bool = False
     seed: str = ""
 
     @classmethod
@@ -50,10 +52,11 @@ class Protocol:
     def line(self, modes: int = 1, *, single: str = "top-scored track") -> str:
         """The protocol of a score over so many modes; `single` says which one, if it is one."""
         cut = "per scene of two or more" if self.with_company else "per person"
+        masked = ", missing steps masked" if self.allow_missing else ""
         parts = [
             self.data,
             f"{self.observed} -> {self.predicted} steps of {self.step_seconds:g} s",
-            f"{cut}, stride {self.stride}, {self.windows:,} windows",
+            f"{cut}, stride {self.stride}, {self.windows:,} windows{masked}",
             f"best of {modes} per person, ADE and FDE separately" if modes > 1 else single,
         ]
         return " | ".join([*parts, f"seed {self.seed}"] if self.seed else parts)

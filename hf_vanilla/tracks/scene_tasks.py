@@ -23,12 +23,7 @@ from hf_vanilla.models.inputs_vanilla_scene import checked_scenes
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import (
-    Batch,
-    Validation,
-    micro_batch_size,
-    weights_fingerprint,
-)
+from hf_vanilla.training.task import Batch, Validation, micro_batch_size, weights_fingerprint
 
 from .data import position_errors, prepare_tracks, random_changes
 from .forecaster import load_forecaster

@@ -14,15 +14,14 @@ from torch import Tensor
 from hf_vanilla.models.inputs_vanilla_forecaster import distances
 from hf_vanilla.models.modeling_vanilla_tracks import mixture_nats
 
-from .layout import agent_inputs, model_inputs, run_model
-from .windows import Windows
+from .layout import agent_inputs, fixed_draws, model_inputs, run_model
+from .windows import Windows, by_group
 
 MODE_COUNTS = (1, 5, 6, 10, 20)
 MISS_DISTANCE = 2.0
 COLLISION_DISTANCE = 0.2
 LEAST_LOG_DENSITY = -20.0  # of one step, as in published figures of this kind
 SMALLEST_VARIANCE = 1e-6
-SAMPLING_SEED = 0  # of futures that are drawn by commands
 
 
 class TrackSums:
@@ -243,9 +242,8 @@ class JointSums:
 
 def _scenes(groups: np.ndarray) -> Iterator[Tensor]:
     """Windows of each scene, from equal numbers `(W,)` for windows of one scene."""
-    order = np.argsort(groups, kind="stable")
-    bounds = np.flatnonzero(np.diff(groups[order])) + 1
-    yield from map(torch.from_numpy, np.split(order, bounds))
+    order, starts = by_group(groups)
+    yield from map(torch.from_numpy, np.split(order, starts[1:-1]))
 
 
 def close_pairs(tracks: Tensor, distance: float) -> Tensor:
@@ -285,8 +283,7 @@ def add_windows(
     """
     inputs, last_rows = model_inputs(windows, rows), windows.last_rows[rows]
     last, maps = windows.table.positions[last_rows], windows.table.maps_of(last_rows)
-    with torch.random.fork_rng():  # samples do not depend on what was drawn before
-        torch.manual_seed(SAMPLING_SEED + int(rows[0]))
+    with fixed_draws(seed=int(rows[0])):
         outputs = run_model(
             model,
             inputs["past_values"],

@@ -289,7 +289,7 @@ def join_tables(parts: Sequence[TrackTable]) -> TrackTable:
     )
 
 
-def resample(table: TrackTable, step_seconds: float) -> TrackTable:
+def resample(table: TrackTable, step_seconds: float | None) -> TrackTable:
     """Positions at another rate, by linear interpolation; gaps stay gaps.
 
     New frame numbers count the new steps from the scene's frame 0, so agents stay aligned. A point
@@ -297,11 +297,13 @@ def resample(table: TrackTable, step_seconds: float) -> TrackTable:
 
     Args:
         table: rows of agents.
-        step_seconds: wanted time of a step.
+        step_seconds: wanted time of a step; None: as it is.
 
     Raises:
         ValueError: `step_seconds` is not positive.
     """
+    if step_seconds is None:
+        return table
     check_positive(step_seconds=step_seconds)
     ratio = step_seconds / table.step_seconds
     if np.isclose(ratio, 1):

@@ -152,7 +152,8 @@ class TrackTask:
         data = "validation part"
         if options.left_out and options.validation is None:
             data = f"ETH/UCY without {options.test_scene}, validation cut"
-        protocol = Protocol.of(windows, data, seed=str(self.recipe.train.seed))
+        known = {"allow_missing": options.allow_missing, "seed": str(self.recipe.train.seed)}
+        protocol = Protocol.of(windows, data, **known)
         return Validation(values, TrackScores(means, protocol))
 
     def save(self, folder: Path) -> None:

@@ -155,6 +155,22 @@ def scene_page(joint_folder, tracks):
     return TracksPage(joint_folder, tracks=tracks, frame_seconds=0.4)
 
 
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (VanillaTracksConfig, VanillaForMultimodalTrajectoryPrediction),
+        (VanillaAgentFormerConfig, VanillaForJointTrajectoryPrediction),
+    ],
+)
+def test_a_model_in_another_unit_than_the_built_in_tracks_has_no_scenes(tmp_path, config, kind):
+    kind(config(**{**SIZES, "d_model": 8}, unit="px")).save_pretrained(tmp_path)
+    page = TracksPage(str(tmp_path))
+    settings = page.start()
+    assert (settings["unit"], settings["scenes"]) == ("px", [])
+    assert settings["width"] > 0
+    assert len(page.draw([[0, 0], [2, 0]])["agents"]) == 1
+
+
 def test_models_of_scenes_have_the_page_of_tracks(joint_folder, tracks, tmp_path):
     scene_model("early full").float().save_pretrained(tmp_path)
     for model in (joint_folder, str(tmp_path)):
@@ -180,6 +196,16 @@ def test_a_joint_model_shows_whom_each_agent_looks_at(scene_page):
         assert sum(agent["others"]) == pytest.approx(1, abs=2e-3)
     (alone,) = scene_page.draw([[0, 0], [2, 0]])["agents"]
     assert alone["others"] == [1.0]
+
+
+def test_a_model_that_draws_samples_answers_a_request_the_same_each_time(joint_folder, scene_page):
+    forecast = served_by([joint_folder], Settings(), Worker()).calls["/v1/forecast"]
+    rows = [[frame, "ada", frame, 0] for frame in range(5)]
+    for ask in (
+        lambda: asyncio.run(forecast({"rows": rows}))["trajectories"],
+        lambda: scene_page.draw([[0, 0], [2, 0]])["agents"][0]["tracks"],
+    ):
+        assert ask() == ask()
 
 
 def test_a_model_of_agents_and_lanes_shows_whom_an_agent_looks_at(tmp_path):

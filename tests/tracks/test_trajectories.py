@@ -175,6 +175,17 @@ def test_csv_and_parquet_with_other_names_give_equal_tables(tmp_path):
         assert_allclose(scenes.positions, [[0, 3], [1, 4], [2, 5]])
 
 
+def test_names_in_a_csv_are_as_written(tmp_path):
+    rows = ["scene,frame,agent,x,y"]
+    agents = ("12345678901234567891", "12345678901234567892")  # equal as numbers of 64 bits
+    rows += [f"{scene},0,{agent},1,2" for scene in ("0061", "0103") for agent in agents]
+    path = write(tmp_path / "t.csv", "\n".join(rows))
+    source = TrackSource(columns=read_columns("scene=scene"), frame_seconds=0.4)
+    scenes = read_tracks(path, source)
+    assert scenes.agent_names.tolist() == [*agents, *agents]
+    assert scenes.scene_names == ("0061", "0103")
+
+
 def test_a_table_comes_through_a_pipe(tmp_path):
     """As of `--input /dev/stdin` and `<(...)`."""
     pipe = tmp_path / "pipe"
@@ -262,6 +273,11 @@ def test_argoverse_scenarios_keep_agents_of_different_scenes_apart(tmp_path):
     assert scenes.scene_names == ("one", "two")
     assert len(scenes.agent_names) == 2
     assert scenes.step_seconds == 0.1
+    del columns["object_type"]  # a table of its own, which `columns` names
+    (tmp_path / "one.parquet").unlink()
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "two.parquet")
+    names = read_columns("frame=timestep,agent=track_id,x=position_x,y=position_y")
+    assert read_tracks(tmp_path, TrackSource(columns=names, frame_seconds=0.4)).kind is None
 
 
 def test_columns_of_lists_are_refused_by_name(tmp_path):
@@ -303,9 +319,10 @@ def test_pixels_become_metres_by_a_homography(tmp_path):
     ],
 )
 def test_a_csv_that_cannot_be_read_is_named_with_line_and_value(tmp_path, text, message):
-    path = write(tmp_path / "a.csv", text)
-    with pytest.raises(ValueError, match=message):
-        read_tracks(path, TrackSource(frame_seconds=0.4))
+    for name in ("a.csv", "a.txt"):
+        path = write(tmp_path / name, text)
+        with pytest.raises(ValueError, match=message):
+            read_tracks(path, TrackSource(format="table", frame_seconds=0.4))
 
 
 def test_a_misspelt_name_of_built_in_tracks_is_no_file(tmp_path):
@@ -313,6 +330,12 @@ def test_a_misspelt_name_of_built_in_tracks_is_no_file(tmp_path):
         TrackFileOptions().read("walker")
     with pytest.raises(ValueError, match=r"tracks.dat: end its name with .csv, .*or give --format"):
         TrackFileOptions().read(str(write(tmp_path / "tracks.dat", "0 1 2 4")))
+
+
+def test_tracks_of_which_resampling_leaves_nothing_are_refused(tmp_path):
+    path = write(tmp_path / "a.csv", "frame,agent,x,y\n1,1,0,0\n2,1,1,0\n3,1,2,0\n")
+    with pytest.raises(ValueError, match=r"no agent is there at a step of 0.4 s"):
+        TrackFileOptions(frame_seconds=0.1, step_seconds=0.4).read(str(path))
 
 
 @pytest.mark.parametrize(
@@ -350,6 +373,9 @@ def test_unsorted_frames_are_sorted(tmp_path):
 def test_a_homography_that_cannot_be_inverted_is_refused(tmp_path, text):
     with pytest.raises(ValueError, match=r"inverted|nine|three rows"):
         read_homography(write(tmp_path / "h.txt", text))
+    np.save(tmp_path / "h.npy", np.eye(3))
+    with pytest.raises(ValueError, match=r"h\.npy is no homography"):
+        read_homography(tmp_path / "h.npy")
 
 
 def test_a_bad_row_of_trajnet_is_named_by_its_line(tmp_path):

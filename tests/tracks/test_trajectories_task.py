@@ -13,6 +13,7 @@ from transformers import AutoModelForTimeSeriesPrediction
 
 from hf_vanilla.tracks import eth_ucy
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
+from hf_vanilla.tracks.data import training_and_validation
 from hf_vanilla.tracks.options import TrackDataOptions
 from hf_vanilla.tracks.task import WindowOrder, prepare
 from hf_vanilla.training.options import TrainRecipe
@@ -185,7 +186,13 @@ def test_evaluation_equals_the_validation_of_the_run(tracks, tmp_path):
     scores = evaluate(read_evaluation(arguments))
     assert scores.values["minADE3"] == pytest.approx(last["min_ade"], rel=1e-4)
     assert "minADE3" in str(scores)
-    assert "windows" in str(scores).splitlines()[0]
+    assert "windows, missing steps masked" in str(scores).splitlines()[0]
+
+
+def test_without_a_share_built_in_tracks_have_no_validation():
+    for share, has in ((0.1, True), (0, False)):
+        tables = training_and_validation(TrackDataOptions(validation_share=share))
+        assert (tables[1] is not None) == has
 
 
 def test_a_scene_with_one_person_has_scores_alone_and_none_in_company(tmp_path):
@@ -196,7 +203,7 @@ def test_a_scene_with_one_person_has_scores_alone_and_none_in_company(tmp_path):
     scores = evaluate(read_evaluation(arguments)).values
     assert scores["minADE1"] == pytest.approx(0, abs=1e-6)
     assert scores["collision_share"] == 0
-    with pytest.raises(ValueError, match=r"one\.csv has no window"):
+    with pytest.raises(ValueError, match=r"one\.csv has no window of two agents"):
         evaluate(read_evaluation([*arguments, "--with_company", "True"]))
 
 
