@@ -205,7 +205,7 @@ class PageService:
         if name not in self._models:
             with _any_error_of(name, "This model cannot be used."):
                 model, tokenizer = load_translator(name, dtype=self._dtype)
-                self._described[name] = _described(model)
+                self._described[name] = _description(model)
                 pack(model)
                 return_freed_memory()
                 self._models[name] = model, tokenizer
@@ -242,7 +242,7 @@ class PageService:
             raise ValueError("This translation is none of the model: translate again.")
 
 
-def _described(model: PreTrainedModel) -> str:
+def _description(model: PreTrainedModel) -> str:
     config, size = model.config, f"{model.num_parameters() / 1e6:.1f} million parameters"
     if not hasattr(config, "encoder_layers"):  # T5 has other names for its layers
         return size
