@@ -24,11 +24,10 @@ from hf_vanilla.data.lines import check_text_file, read_lines, read_pairs
 from hf_vanilla.files import whole_folder, write_text
 from hf_vanilla.hub.card import ALIGNMENT_FILE, carry_over
 from hf_vanilla.loading import check_section, model_folder, read_settings
-from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import Options, option, parse_options
 from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
 from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
-from hf_vanilla.text.loading import load_translator, require_float
+from hf_vanilla.text.loading import load_translator, require_float, require_own
 from hf_vanilla.text.shards import cell
 from hf_vanilla.text.translator import Translator
 from hf_vanilla.training.recipe import Recipe, read_recipe
@@ -84,11 +83,7 @@ def distill(options: DistillOptions) -> str:
     candidates = CANDIDATES if options.has_model and options.target else 1
     if options.has_model:
         model, tokenizer = load_translator(options.teacher)
-        if not isinstance(model, VanillaForConditionalGeneration):
-            raise ValueError(
-                f"teacher={options.teacher!r} holds {type(model).__name__}: convert it by "
-                "hf-vanilla convert"
-            )
+        require_own(model, f"teacher={options.teacher!r}")
         require_float(model, options.teacher)
         kept = _initial_layers(options.teacher, model, recipe)
         _check_start(start, kept)

@@ -278,7 +278,8 @@ def reported(
         request: whether to end at the first unreadable image, and which paths were given.
 
     Raises:
-        ImageError: it ended so, or the folders have no images.
+        ImageError: an image is unreadable and `request` says to end there, or the folders have no
+            images.
     """
     count = 0
     for result in results:

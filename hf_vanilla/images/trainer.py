@@ -27,7 +27,7 @@ class ImageRows(Dataset):
         changes: how images are changed at random; None: not at all.
 
     Raises:
-        ValueError: the processor has no fixed size, cuts images, or does not rescale and normalise.
+        ValueError: the processor has no fixed size, crops, or does not rescale and normalise.
 
     Examples:
         >>> from hf_vanilla.images.batches import image_processor

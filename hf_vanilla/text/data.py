@@ -31,7 +31,7 @@ from .encoding import (
     shards_tokenizer,
     tokenizer_fingerprint,
 )
-from .loading import load_translator
+from .loading import load_translator, require_own
 from .mixture import add_tags, check_tags, first_rows, mixture_pairs, tagged_pairs
 from .options import TranslationDataOptions, changed_decoding
 from .tokenizer_training import train_tokenizer
@@ -250,9 +250,6 @@ def load_initial_model(recipe: Recipe) -> InitialModel | None:
     if name is None:
         return None
     model, tokenizer = load_translator(name, dtype="float32", device=torch.device("cpu"))
-    if not isinstance(model, VanillaForConditionalGeneration):
-        raise ValueError(
-            f"initial_model={name!r} holds {type(model).__name__}: convert it by hf-vanilla convert"
-        )
+    require_own(model, f"initial_model={name!r}")
     check_section(name, model.config, recipe.model)
     return InitialModel(model, tokenizer)

@@ -15,6 +15,7 @@ from transformers import (
 
 from hf_vanilla.families import DEFAULT_TASK, task_of_type
 from hf_vanilla.loading import DEMO_MODELS, load_model, load_saved, model_folder, read_settings
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.onednn_vanilla import can_multiply, multiplies_bfloat16
 from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
 
@@ -126,6 +127,20 @@ def output_size(model: PreTrainedModel) -> int:
     layer: Any = model.get_output_embeddings()
     # FSMT returns the embedding table that is also its output layer
     return getattr(layer, "out_features", None) or layer.num_embeddings
+
+
+def require_own(model: PreTrainedModel, what: str) -> None:
+    """Refuse a model of another class than ours.
+
+    Args:
+        model: a loaded translator.
+        what: for the message, such as `"teacher='runs/a'"`.
+
+    Raises:
+        ValueError: it is of another class.
+    """
+    if not isinstance(model, VanillaForConditionalGeneration):
+        raise ValueError(f"{what} holds {type(model).__name__}: convert it by hf-vanilla convert")
 
 
 def require_float(model: PreTrainedModel, name: str) -> None:

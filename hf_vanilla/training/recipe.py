@@ -60,7 +60,7 @@ RETIRED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "comet": ("score the translations with unbabel-comet's own command", ()),
 }
 SECTIONS = ("model", "decoding")
-# whose entries are changed one by one
+# sections whose entries override those of the same section one by one
 MERGED = (*SECTIONS, *noted(TrainRecipe, "is_section"))
 AUTO = "auto"  # in place of a recipe's name
 RECIPE_HELP = (
@@ -275,10 +275,10 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
 
 
 def overridden(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a file with others that override them; those of a section, its entries.
+    """Options of a file with others that override them, in a section entry by entry.
 
     Raises:
-        ValueError: recipe, task or a section has not its type.
+        ValueError: recipe, task or a section has the wrong type.
     """
     values, changes = _translated(options), _translated(changes)
     both = [

@@ -204,12 +204,11 @@ def read_sweep(path: Path) -> Sweep:
                     f"{where}: published={shown(score)}: give a number, or leave it out"
                 )
             published[str(name)] = score
-        both = {**options, **own}
-        for key, instead in OWN_OPTIONS.items():
-            if key in both:
-                raise ValueError(f"{where}: {key}={shown(both[key])}: give {instead}")
         try:
             own = overridden(options, own)
+            for key, instead in OWN_OPTIONS.items():
+                if key in own:
+                    raise ValueError(f"{key}={shown(own[key])}: give {instead}")
             of_name = [SweepRun(str(name), s, folder / f"{name}-seed-{s}", own) for s in seeds]
             tasks.add(of_name[0].recipe().task)
         except (ValueError, StrictDataclassError) as error:
