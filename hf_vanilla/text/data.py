@@ -17,6 +17,8 @@ from hf_vanilla.data.corpus import (
     built_in_corpus,
     pairs_from_dataset,
     pairs_from_files,
+    stream_from_files,
+    streams_from_dataset,
 )
 from hf_vanilla.loading import OF_TRAINING, check_section, load_saved
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
@@ -77,21 +79,27 @@ class TextData:
     firsts: np.ndarray | None = None
 
 
-def load_corpus(options: TranslationDataOptions) -> dict[str, Dataset]:
+def load_corpus(options: TranslationDataOptions, *, is_stream: bool = False) -> dict[str, Any]:
     """Splits `train` and, where there is one, `validation`: rows of `source` and `target`.
 
     Where training pairs are prepared shards or a mixture, there is no split `train`.
+
+    Args:
+        options: name the data.
+        is_stream: files and datasets become streams, without a copy on disk.
 
     Raises:
         ValueError: the data do not match the options.
         OSError: a file cannot be read.
     """
+    read_files = stream_from_files if is_stream else pairs_from_files
     files = {"train": options.train_files, "validation": options.validation_files}
     if options.prepared or options.train_files or options.mixture:
-        return {split: pairs_from_files(*pair) for split, pair in files.items() if pair}
+        return {split: read_files(*pair) for split, pair in files.items() if pair}
     if options.dataset is None or options.dataset == BUILT_IN_CORPUS:
         return built_in_corpus()
-    return pairs_from_dataset(
+    read_dataset = streams_from_dataset if is_stream else pairs_from_dataset
+    return read_dataset(
         options.dataset,
         config_name=options.dataset_config,
         source_column=options.source_column,
@@ -122,37 +130,32 @@ def prepare_text(
     if parts:
         check_tags(tokenizer, options.corpora)
         corpus["train"] = tagged_pairs(options.corpora, parts)
-    encoded: dict[str, EncodedPairs] = {}
-    for split in ("train", "validation"):
-        if split in corpus:
-            limits, workers = _limits(options, split), options.preprocessing_workers
-            encoded[split] = encode_pairs(corpus[split], tokenizer, limits, workers=workers)
-            _report(split, encoded[split], limits)
+    # the ratio cleans training data; validation stays whole
+    limits = {
+        "train": LengthLimits(options.max_length, options.max_length_ratio),
+        "validation": LengthLimits(options.max_length),
+    }
+    workers = options.preprocessing_workers
+    encoded = {
+        split: encode_pairs(corpus[split], tokenizer, limits[split], workers=workers)
+        for split in limits
+        if split in corpus
+    }
+    if options.prepared is not None:
+        encoded["train"] = read_shards(Path(options.prepared), limits["train"])
+    for split, pairs in encoded.items():
+        dropped = pairs.dropped.describe(limits[split])
+        logger.info("%s: %d pairs; dropped: %s", split, len(pairs.rows), dropped)
     validation = None
     if "validation" in corpus:
         validation = ValidationSet(encoded["validation"], corpus["validation"])
+    train = encoded["train"]
     # mapped text takes memory once it was read, so only its ids are kept, if they suffice
     text = None
-    if options.prepared is not None:
-        train = read_shards(Path(options.prepared), _limits(options, "train"))
-        _report("train", train, _limits(options, "train"))
-    else:
-        train = encoded["train"]
-    kept = encoded["train"].kept if "train" in encoded else None
     if options.bpe_dropout or any(part.is_noisy for part in options.corpora):
-        text = corpus["train"] if kept is None else corpus["train"].select(kept)
-    firsts = first_rows([len(part) for part in parts], kept) if parts else None
+        text = corpus["train"] if train.kept is None else corpus["train"].select(train.kept)
+    firsts = first_rows([len(part) for part in parts], train.kept) if parts else None
     return TextData(tokenizer, train, validation, text, firsts)
-
-
-def _limits(options: TranslationDataOptions, split: str) -> LengthLimits:
-    # the ratio cleans training data; validation stays whole
-    return LengthLimits(options.max_length, options.max_length_ratio if split == "train" else None)
-
-
-def _report(split: str, encoded: EncodedPairs, limits: LengthLimits) -> None:
-    dropped = encoded.dropped.describe(limits)
-    logger.info("%s: %d pairs; dropped: %s", split, len(encoded.rows), dropped)
 
 
 def _make_tokenizer(

@@ -5,11 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from datasets import IterableDataset
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from hf_vanilla.data.corpus import BUILT_IN_CORPUS, stream_from_files, streams_from_dataset
+from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.files import write_text
 from hf_vanilla.loading import load_saved
 from hf_vanilla.options import option
@@ -67,7 +66,7 @@ def prepare_shards(options: PrepareOptions) -> Path:
     """
     folder = Path(options.output)
     tokenizer = load_saved(AutoTokenizer, options.tokenizer)
-    corpus = _streams(options) if options.streaming else load_corpus(options.text)
+    corpus = load_corpus(options.text, is_stream=options.streaming)
     if options.part == 1 and "validation" in corpus:
         _write_validation(corpus["validation"], folder)
     pairs = StreamedPairs(corpus["train"]) if options.streaming else corpus["train"]
@@ -84,18 +83,6 @@ def prepare_shards(options: PrepareOptions) -> Path:
         f"{missing} are left to other parts" if missing else "complete",
     )
     return folder
-
-
-def _streams(options: PrepareOptions) -> dict[str, IterableDataset]:
-    files = options.train_files
-    if files is not None:
-        return {"train": stream_from_files(*files)}
-    return streams_from_dataset(
-        options.dataset or BUILT_IN_CORPUS,
-        config_name=options.dataset_config,
-        source_column=options.source_column,
-        target_column=options.target_column,
-    )
 
 
 def _write_validation(pairs: Iterable[dict[str, str]], folder: Path) -> None:
