@@ -58,36 +58,28 @@ def prepare(recipe: Recipe) -> "TranslationTask":
         ValueError: the data do not match the recipe.
         OSError: data cannot be read.
     """
-    if recipe.data.eval_sentences:
-        check_bleu_tokenizer(recipe.data.bleu_tokenize)
+    options: TranslationDataOptions = recipe.data
+    if options.eval_sentences:
+        check_bleu_tokenizer(options.bleu_tokenize)
     initial = load_initial_model(recipe)
     data = prepare_text(recipe, None if initial is None else initial.tokenizer)
     rows = data.train.rows.with_format("arrow")
-    collate = PairCollator(data.tokenizer.pad_token_id)
-    dropout, noise = _subword_dropout(recipe, data), _source_noise(recipe, data)
+    tokenizer, dropout, noise = data.tokenizer, None, None
+    collate = PairCollator(tokenizer.pad_token_id)
+    if options.bpe_dropout:
+        dropout = SubwordDropout(
+            tokenizer,
+            rate=options.bpe_dropout,
+            seed=recipe.train.seed,
+            max_length=options.max_length,
+        )
+    if data.firsts is not None and any(corpus.is_noisy for corpus in options.corpora):
+        noise = SourceNoise(options.corpora, data.firsts, tokenizer, max_length=options.max_length)
     widths: tuple[int, ...] = ()
-    if recipe.data.length_buckets is not None:
+    if options.length_buckets is not None:
         longest = np.maximum(data.train.source_lengths, data.train.target_lengths)
-        widths = bucket_widths(longest, recipe.data.length_buckets)
+        widths = bucket_widths(longest, options.length_buckets)
     return TranslationTask(recipe, data, rows, collate, dropout, noise, initial, widths)
-
-
-def _subword_dropout(recipe: Recipe, data: TextData) -> SubwordDropout | None:
-    if not recipe.data.bpe_dropout:
-        return None
-    return SubwordDropout(
-        data.tokenizer,
-        rate=recipe.data.bpe_dropout,
-        seed=recipe.train.seed,
-        max_length=recipe.data.max_length,
-    )
-
-
-def _source_noise(recipe: Recipe, data: TextData) -> SourceNoise | None:
-    corpora = recipe.data.corpora
-    if data.firsts is None or not any(corpus.is_noisy for corpus in corpora):
-        return None
-    return SourceNoise(corpora, data.firsts, data.tokenizer, max_length=recipe.data.max_length)
 
 
 @dataclass(frozen=True)
