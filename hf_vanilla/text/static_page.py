@@ -11,7 +11,6 @@ import json
 import logging
 import re
 import tempfile
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -104,20 +103,16 @@ def write_page(options: PageOptions) -> Path:
     """
     if options.output.endswith(".html") and not options.single_file:
         raise ValueError(f"output={options.output!r}: one HTML file needs --single_file True")
-    models = [options.model or demo_model(), *options.compared]
-    with ExitStack() as stack:
-        if options.single_file:
-            output = check_output_file(options.output, overwrite=options.overwrite)
-            saved = stack.enter_context(tempfile.TemporaryDirectory())
-        else:
-            output = Path(options.output)
-            saved = str(stack.enter_context(whole_folder(options.output)))
-        facts = [_write_model(name, options.dtype, Path(saved)) for name in models]
-        if options.single_file:
-            write_text(output, _single_file(options, facts, Path(saved)))
-        else:
-            _write_folder(options, facts, Path(saved))
-    files = [output] if options.single_file else [one for one in output.rglob("*") if one.is_file()]
+    if options.single_file:
+        output = check_output_file(options.output, overwrite=options.overwrite)
+        with tempfile.TemporaryDirectory() as saved:
+            write_text(output, _single_file(options, Path(saved)))
+        files = [output]
+    else:
+        output = Path(options.output)
+        with whole_folder(output) as folder:
+            _write_folder(options, folder)
+        files = [one for one in output.rglob("*") if one.is_file()]
     logger.info("%s: %.2f MB", output, sum(one.stat().st_size for one in files) / 1e6)
     return output
 
@@ -234,19 +229,20 @@ def page_files(facts: dict[str, Any], *, title: str = TITLE, policy: str = "") -
     return {"index.html": index, **files}
 
 
-def _facts(options: PageOptions, models: list[dict[str, Any]]) -> dict[str, Any]:
-    examples = demo_model_facts(options.model or demo_model()).get("examples", [])
+def _write_models(options: PageOptions, folder: Path) -> dict[str, Any]:
+    """Write the models into subfolders; returns what the page knows of them."""
+    own = options.model or demo_model()
+    models = [_write_model(name, options.dtype, folder) for name in (own, *options.compared)]
+    examples = demo_model_facts(own).get("examples", [])
     sentence = options.sentence or next(iter(examples), "")
     return {"engine": "browser", "models": models, "sentence": sentence, "examples": examples}
 
 
-def _write_folder(options: PageOptions, models: list[dict[str, Any]], folder: Path) -> None:
-    """Write the page beside its models."""
-    own = "'self'"
+def _write_folder(options: PageOptions, folder: Path) -> None:
+    """Write the models and the page beside them."""
+    facts, own = _write_models(options, folder), "'self'"
     policy = POLICY.format(script=own, style=own, worker=own, connect=own)
-    for name, text in page_files(
-        _facts(options, models), title=options.title, policy=policy
-    ).items():
+    for name, text in page_files(facts, title=options.title, policy=policy).items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "engine").mkdir()
     for name in WORKER_FILES:
@@ -255,8 +251,9 @@ def _write_folder(options: PageOptions, models: list[dict[str, Any]], folder: Pa
         (folder / "engine" / name).write_bytes((ENGINE / name).read_bytes())
 
 
-def _single_file(options: PageOptions, models: list[dict[str, Any]], folder: Path) -> str:
-    """The page with style, script, worker and models inside."""
+def _single_file(options: PageOptions, folder: Path) -> str:
+    """The page with style, script, worker and models inside; the models are in the folder too."""
+    facts = _write_models(options, folder)
     style = (VIEWS / "page.css").read_text(encoding="utf-8")
     script = _joined([VIEWS / name for name in PAGE_FILES])
     policy = POLICY.format(
@@ -264,12 +261,12 @@ def _single_file(options: PageOptions, models: list[dict[str, Any]], folder: Pat
     )
     engine = [*(ENGINE / file for file in ENGINE_FILES), *(VIEWS / file for file in WORKER_FILES)]
     parts = [f'<script type="text/plain" id="worker">{_joined(engine)}</script>']
-    for model in models:
+    for model in facts["models"]:
         for file in MODEL_FILES:
             text = base64.b64encode((folder / model["folder"] / file).read_bytes()).decode()
             marks = f'data-model="{html.escape(model["name"])}" data-file="{file}"'
             parts.append(f'<script type="text/plain" {marks}>{text}</script>')
-    page = page_files(_facts(options, models), title=options.title, policy=policy)["index.html"]
+    page = page_files(facts, title=options.title, policy=policy)["index.html"]
     link, tag = '<link rel="stylesheet" href="page.css">', '<script type="module" src="page.js">'
     page = page.replace(link, f"<style>{style}</style>")
     return page.replace(tag, "\n".join([*parts, f'<script type="module">{script}']))
