@@ -15,7 +15,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from tqdm import tqdm
-from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import batch_bounds, padded_with_mask
 from hf_vanilla.models.search_vanilla import refuse_nan
@@ -81,6 +81,7 @@ class SentenceDecoder:
         self.tokens_per_batch = tokens_per_batch
         self.window = window
         self.processes = processes
+        self.is_main = processes is None or processes.is_main_process
         self.failed: list[int] = []
         self._fragments = fragment_ids(tokenizer)
         self._has_translated = False
@@ -104,8 +105,7 @@ class SentenceDecoder:
             progress: show a progress bar, on the main process.
             total: number of sentences, for the progress bar.
         """
-        is_main = self.processes is None or self.processes.is_main_process
-        is_hidden = not progress or not is_main or sys.stderr is None
+        is_hidden = not progress or not self.is_main or sys.stderr is None
         sentences = iter(sentences)
         with tqdm(total=total, unit="sent", disable=is_hidden, desc="Translating") as bar:
             while window := list(islice(sentences, self.window)):
@@ -134,15 +134,14 @@ class SentenceDecoder:
         results = [blank] * len(window)
         for index, result in found:
             results[index] = result
-        self._report_doubts(window, rows, found)
+        if self.is_main:
+            self._report_doubts(window, rows, found)
         return results
 
     def _report_doubts(
         self, window: list[Sentence], rows: dict[int, list[int]], found: list[tuple[int, Any]]
     ) -> None:
         """Log the lines whose translation is probably wrong."""
-        if self.processes is not None and not self.processes.is_main_process:
-            return
         lines: dict[str, list[int]] = {}
         for index, result in sorted(found, key=lambda pair: pair[0]):
             text = result if isinstance(result, str) else "".join(one.text for one in result)
@@ -259,27 +258,14 @@ def batches_of_similar_length(lengths: Mapping[int, int], tokens_per_batch: int)
 # --- generate() ---------------------------------------------------------------------------------
 
 
-class NanCheck(LogitsProcessor):
-    """Refuses NaN, from which no token can be drawn."""
+def without_nan(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """The scores `(B, V)` as they are; from NaN, no token can be drawn.
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """The scores `(B, V)` as they are.
-
-        Raises:
-            ValueError: one is NaN.
-        """
-        refuse_nan(bool(scores.isnan().any()), step=input_ids.shape[1])
-        return scores
-
-
-def with_nan_check(model: PreTrainedModel, changes: dict[str, Any]) -> dict[str, Any]:
-    """What a call of `generate()` gets: `changes`, and with sampling a check for NaN.
-
-    Greedy and beam search check by themselves.
+    Raises:
+        ValueError: one is NaN.
     """
-    if not changes.get("do_sample", model.generation_config.do_sample):
-        return changes
-    return {**changes, "logits_processor": [*changes.get("logits_processor", ()), NanCheck()]}
+    refuse_nan(bool(scores.isnan().any()), step=input_ids.shape[1])
+    return scores
 
 
 @torch.inference_mode()
@@ -290,6 +276,10 @@ def generated(
     **generate_kwargs: Any,
 ) -> Any:
     """What `generate()` returns for rows of input ids."""
+    # greedy and beam search check by themselves
+    if generate_kwargs.get("do_sample", model.generation_config.do_sample):
+        others = generate_kwargs.get("logits_processor", ())
+        generate_kwargs["logits_processor"] = [*others, without_nan]
     input_ids, attention_mask = padded_with_mask(rows, tokenizer.pad_token_id)
     return model.generate(
         input_ids=input_ids.to(model.device),
@@ -307,7 +297,7 @@ def generated_texts(
     """Text and generated ids, padding included, per row of input ids."""
     # one sequence per sentence, whatever the generation config says
     returned = {"num_return_sequences": 1, "return_dict_in_generate": False}
-    options = {**with_nan_check(model, generate_kwargs), **returned}
+    options = {**generate_kwargs, **returned}
     # some tokenizers do not count the start token as special
     ids = generated(model, tokenizer, rows, **options)[:, 1:]
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)

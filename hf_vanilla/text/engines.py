@@ -27,7 +27,7 @@ from hf_vanilla.models.search_vanilla_constraints import Constraints, Phrase
 from hf_vanilla.models.search_vanilla_decoder import STEPS_AT_ONCE, Ensemble
 from hf_vanilla.options import install_hint
 
-from .decoding import generated_texts, with_nan_check
+from .decoding import generated_texts
 from .generation_fields import check_own_search, check_token_ids
 from .loading import load_translator, output_size
 from .n_best import Hypothesis, n_best_of_rows
@@ -150,8 +150,7 @@ class TorchEngine:
     def n_best_rows(self, rows: list[list[int]], n: int) -> list[list[Hypothesis]]:
         """The n best hypotheses per row of input ids, by beam search or sampling."""
         with self._drawing(rows):
-            changes = with_nan_check(self.model, self.generate_kwargs)
-            return n_best_of_rows(self.model, self.tokenizer, rows, n, **changes)
+            return n_best_of_rows(self.model, self.tokenizer, rows, n, **self.generate_kwargs)
 
     @contextmanager
     def _drawing(self, rows: list[list[int]]) -> Iterator[None]:

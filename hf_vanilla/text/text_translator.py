@@ -181,7 +181,8 @@ class TextTranslator:
     ) -> list[str]:
         """Translations with the items of their sources, given with their lines; "" if failed."""
         markups = [markup for markup, _ in sources]
-        terms = [self._terms(markup.plain) for markup in markups]
+        known = self._terminology
+        terms = [[] if known is None else known.find(markup.plain) for markup in markups]
         texts = with_markup(aligner, markups, translations, terms)
         failed = set(self.translator.failed)
         for number, (markup, line) in enumerate(sources):
@@ -191,14 +192,10 @@ class TextTranslator:
             elif lost:
                 texts[number] = ""
                 self._without_terms.append(line)
-                processes = self.translator.processes
-                if processes is None or processes.is_main_process:
+                if self.translator.is_main:
                     message = "line %d becomes empty: its translation lacks the terms %s"
                     logger.warning(message, line, ", ".join(map(repr, dict.fromkeys(lost))))
         return texts
-
-    def _terms(self, plain: str) -> list[Term]:
-        return [] if self._terminology is None else self._terminology.find(plain)
 
     def _plain(self, sentences: Iterable[Sentence], progress: bool) -> Iterator[str]:
         if self._terminology is not None:
