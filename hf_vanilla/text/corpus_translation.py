@@ -32,7 +32,8 @@ from .terminology import Terminology, read_terminology
 
 logger = logging.getLogger(__name__)
 
-TEXT_OPTIONS = ("split_sentences", "keep_markup")  # that change the translations
+# that change the translations, and are settings of a run only where they are given
+GIVEN = ("dtype", "generation", "n_best", "split_sentences", "keep_markup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,11 +192,8 @@ def _settings(options: CorpusOptions, terms: Terminology | None) -> dict[str, An
         "model_files": _model_files(options.model),
         "engine": options.engine,
         "num_beams": options.num_beams,
-        **({} if options.dtype is None else {"dtype": options.dtype}),
-        **({"generation": options.generation} if options.generation else {}),
+        **{name: value for name in GIVEN if (value := getattr(options, name))},
         **({} if options.seed is None else {"seed": options.seed}),
-        **({} if options.n_best is None else {"n_best": options.n_best}),
-        **{name: value for name in TEXT_OPTIONS if (value := getattr(options, name))},
         **_members(options),
         **({} if terms is None else {"terminology": terms.digest}),
     }
