@@ -30,6 +30,7 @@ from .alignments import (
     word_spans,
 )
 from .attentions import readable_tokens
+from .encoding import encode_texts
 from .file_translation import N_BEST_FORMATS, STANDARD_STREAM, open_output
 from .loading import load_translator
 from .n_best import log_probs_of_pairs
@@ -118,22 +119,19 @@ def pair_ids(
     """
     if not pairs:
         return []
-    sources, targets = zip(*pairs, strict=True)
-    sides = {
-        "source": (sources, tokenizer(list(sources), verbose=False).input_ids),
-        "target": (targets, tokenizer(text_target=list(targets), verbose=False).input_ids),
-    }
+    sources, targets = map(list, zip(*pairs, strict=True))
+    encoded = encode_texts(tokenizer, {"source": sources, "target": targets})
     limit = tokenizer.model_max_length
-    for name, (texts, rows) in sides.items():
-        for line, (text, row) in enumerate(zip(texts, rows, strict=True), start=first_line):
-            if not text.strip():
-                raise ValueError(f"line {line}: the {name} is blank: remove the pair")
-            if len(row) > limit:
+    for side in ("source", "target"):
+        for line, length in enumerate(encoded[f"{side}_length"], start=first_line):
+            if not length:
+                raise ValueError(f"line {line}: the {side} is blank: remove the pair")
+            if length > limit:
                 raise ValueError(
-                    f"line {line}: the {name} has {len(row)} tokens, and the model accepts "
+                    f"line {line}: the {side} has {length} tokens, and the model accepts "
                     f"{limit}: remove the pair"
                 )
-    return list(zip(sides["source"][1], sides["target"][1], strict=True))
+    return list(zip(encoded["input_ids"], encoded["labels"], strict=True))
 
 
 # --- alignments ----------------------------------------------------------------------------------
