@@ -226,10 +226,9 @@ def _collect_tensors(value: Any, tensors: dict[int, Any], seen: set[int]) -> Non
     if isinstance(value, Tensor):
         tensors[id(value)] = value
         return
-    items = value.values() if isinstance(value, dict) else value
     if not isinstance(value, dict | list | tuple):
-        items = vars(value).values() if hasattr(value, "__dict__") else ()
-    for item in items:
+        value = getattr(value, "__dict__", {})
+    for item in value.values() if isinstance(value, dict) else value:
         _collect_tensors(item, tensors, seen)
 
 

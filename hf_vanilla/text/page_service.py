@@ -166,17 +166,8 @@ class PageService:
         """
         sentence, model, tokenizer = self._checked(name, text)
         self._check_ids(model, tokenizer, ids)
-        layer, head, token = place
-        return layer_steps(
-            model,
-            tokenizer,
-            sentence,
-            translation=ids,
-            kind=kind,
-            layer=layer,
-            head=head,
-            token=token,
-        )
+        where = dict(zip(("layer", "head", "token"), place, strict=True))
+        return layer_steps(model, tokenizer, sentence, translation=ids, kind=kind, **where)
 
     def aligner(self, name: str) -> Aligner:
         """What aligns sentences with translations of a model.

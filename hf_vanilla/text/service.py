@@ -285,9 +285,9 @@ class TextService:
 
     def _of_languages(self, source: str, target: str) -> Model:
         for model in self.models:
-            if {source} <= {"auto", model.source, *_any(model)} and (
-                {target} <= {"", model.target, *_any(model)}
-            ):
+            # of a model whose languages are unknown, every code
+            own = NAMES if model.source == UNKNOWN else ()
+            if source in {"auto", model.source, *own} and target in {"", model.target, *own}:
                 return model
         names = (f"{model.source} to {model.target}" for model in self.models)
         pairs = ", ".join(dict.fromkeys(names))
@@ -396,11 +396,6 @@ def _text_of(blocks: Plan, found: Sequence[Translated], rank: int) -> str:
 
 def _one_or_all(values: list[Any], is_list: bool) -> Any:
     return values if is_list else values[0]
-
-
-def _any(model: Model) -> tuple[str, ...]:
-    """The codes of all languages, where the model's are unknown."""
-    return tuple(NAMES) if model.source == UNKNOWN else ()
 
 
 # --- requests -------------------------------------------------------------------------------------
