@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from hf_vanilla.models.generation_vanilla import length_penalty, penalty_form
+from hf_vanilla.models.generation_vanilla import penalty_form, penalty_of
 
 from .alignments import AlignedWords
 from .attentions import (
@@ -78,10 +78,10 @@ def answer_of_result(
         words: of the best hypothesis.
     """
     settings = result.settings
-    form, alpha = penalty_form(settings), float(settings.length_penalty or 0.0)
+    alpha = 1.0 if settings.length_penalty is None else float(settings.length_penalty)
     hypotheses = []
     for hypothesis in result.hypotheses:
-        penalty = length_penalty(len(hypothesis.ids), alpha, form)
+        penalty = penalty_of(len(hypothesis.ids), settings)
         hypotheses.append(
             {
                 "text": hypothesis.text,
@@ -95,21 +95,21 @@ def answer_of_result(
         "model": result.model,
         "sentence": result.sentence,
         "hypotheses": hypotheses,
-        "penalty": {"form": form, "alpha": alpha},
-        "steps": [_step(step, alpha, form, tokenizer) for step in result.steps],
+        "penalty": {"form": penalty_form(settings), "alpha": alpha},
+        "steps": [_step(step, settings, tokenizer) for step in result.steps],
         "hasLayers": result.has_layers,
         "attention": answer_of_attention(result.attentions, tokenizer, words),
     }
 
 
 def _step(
-    step: list[Any], alpha: float, form: str, tokenizer: PreTrainedTokenizerBase
+    step: list[Candidate], settings: GenerationConfig, tokenizer: PreTrainedTokenizerBase
 ) -> list[dict[str, Any]]:
     """The candidates of one step of the search."""
     tokens = readable_tokens(tokenizer, [candidate.ids[-1] for candidate in step])
     answers = []
     for candidate, token in zip(step, tokens, strict=True):
-        penalty = length_penalty(len(candidate.ids), alpha, form)
+        penalty = penalty_of(len(candidate.ids), settings)
         answers.append(
             {
                 "token": token,

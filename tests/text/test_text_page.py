@@ -55,6 +55,17 @@ def test_the_answer_has_the_n_best_list_with_penalties(ask, trained):
     assert found["penalty"] == {"form": "gnmt", "alpha": 0.6}
 
 
+def test_without_a_length_penalty_of_its_own_a_model_divides_by_the_length(page, ask, monkeypatch):
+    decoding = page.service.load(page.model)[0].generation_config
+    monkeypatch.setattr(decoding, "length_penalty", None)
+    monkeypatch.setattr(decoding, "length_penalty_form", "power")
+    found = ask()
+    assert found["penalty"] == {"form": "power", "alpha": 1.0}
+    for shown in found["hypotheses"]:
+        assert shown["penalty"] == len(shown["ids"])
+        assert shown["logProb"] == pytest.approx(shown["score"] * len(shown["ids"]), abs=1e-3)
+
+
 def test_sampled_translations_have_no_tree_and_follow_the_seed(ask):
     asked = {"temperature": "4", "top_k": "", "top_p": "", "seed": "5"}
     found = ask(sampling=asked)
