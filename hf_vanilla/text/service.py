@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from typing import Any
 
-from hf_vanilla.app.page import Served, whole_number
+from hf_vanilla.app.page import Served, named_model, whole_number
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.hub.card import languages_of, public_name
 
@@ -298,11 +298,7 @@ class TextService:
     async def translate_v1(self, body: Any) -> Any:
         """`POST /v1/translate`: sentences with their n-best lists; `stream` for JSON lines."""
         texts = _texts(body, "text")
-        name = _text(body, "model", self.models[0].shown)
-        model = next((one for one in self.models if one.shown == name), None)
-        if model is None:
-            names = ", ".join(one.shown for one in self.models)
-            raise ValueError(f"There is no model {name!r}: there is {names}.")
+        model: Model = named_model({one.shown: one for one in self.models}, body)
         n_best = whole_number(body, "n_best", 1, MAX_BEAMS)
         search = BatchSearch(model.service, model.name, n_best, _flag(body, "alignment"))
         plan, futures = self._submitted(model, search, texts, is_html=_is_html(body))
