@@ -187,27 +187,22 @@ class ShardWorker:
 
 def _settings(options: CorpusOptions, terms: Terminology | None) -> dict[str, Any]:
     """Settings that change the translations; batches, workers and threads do not."""
-    return {
+    settings = {
         "model": _full_name(options.model),
         "model_files": _model_files(options.model),
         "engine": options.engine,
         "num_beams": options.num_beams,
         **{name: value for name in GIVEN if (value := getattr(options, name))},
-        **({} if options.seed is None else {"seed": options.seed}),
-        **_members(options),
-        **({} if terms is None else {"terminology": terms.digest}),
     }
-
-
-def _members(options: CorpusOptions) -> dict[str, Any]:
-    """The further models of an ensemble, as settings."""
-    if not options.ensemble:
-        return {}
-    names = [_full_name(name) for name in options.ensemble]
-    return {
-        "ensemble": {"models": names, "average": options.ensemble_average},
-        "ensemble_files": [_model_files(name) for name in options.ensemble],
-    }
+    if options.seed is not None:
+        settings["seed"] = options.seed
+    if options.ensemble:
+        names = [_full_name(name) for name in options.ensemble]
+        settings["ensemble"] = {"models": names, "average": options.ensemble_average}
+        settings["ensemble_files"] = [_model_files(name) for name in options.ensemble]
+    if terms is not None:
+        settings["terminology"] = terms.digest
+    return settings
 
 
 def _full_name(model: str) -> str:

@@ -338,26 +338,21 @@ def _with_typos(text: str, draw: random.Random, rate: float) -> str:
     return "".join(found) if "".join(found).strip() else text
 
 
+@dataclass(frozen=True)
 class SourceNoise:
     """Changes the sources of a mixture anew at each visit.
 
-    Args:
+    Attributes:
         corpora: their rates of noise.
         firsts: `(C + 1,)` as of `first_rows`.
         tokenizer: of the run.
         max_length: a text that would have more tokens stays as it is.
     """
 
-    def __init__(
-        self,
-        corpora: Sequence[MixtureCorpus],
-        firsts: np.ndarray,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_length: int,
-    ) -> None:
-        self._corpora, self._firsts = corpora, firsts
-        self._tokenizer, self._max_length = tokenizer, max_length
+    corpora: Sequence[MixtureCorpus]
+    firsts: np.ndarray
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
 
     def __call__(
         self, sources: Sequence[str], rows: Sequence[int], generator: torch.Generator
@@ -370,14 +365,14 @@ class SourceNoise:
             generator: on the CPU; chooses the noise.
         """
         keys = torch.randint(1 << 62, (len(rows),), generator=generator).tolist()
-        places = np.searchsorted(self._firsts, rows, side="right") - 1
+        places = np.searchsorted(self.firsts, rows, side="right") - 1
         noisy = []
         for text, place, key in zip(sources, places.tolist(), keys, strict=True):
-            corpus = self._corpora[place]
+            corpus = self.corpora[place]
             rates = {"casing": corpus.casing_noise, "typos": corpus.typo_noise}
             noisy.append(corpus.tagged(noisy_text(corpus.untagged(text), str(key), **rates)))
-        ids = self._tokenizer(noisy, verbose=False, return_attention_mask=False).input_ids
+        ids = self.tokenizer(noisy, verbose=False, return_attention_mask=False).input_ids
         return [
-            new if len(row) <= self._max_length else old
+            new if len(row) <= self.max_length else old
             for new, old, row in zip(noisy, sources, ids, strict=True)
         ]

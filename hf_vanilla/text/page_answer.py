@@ -92,7 +92,6 @@ def answer_of_result(
             }
         )
     return {
-        "model": result.model,
         "sentence": result.sentence,
         "hypotheses": hypotheses,
         "penalty": {"form": penalty_form(settings), "alpha": alpha},

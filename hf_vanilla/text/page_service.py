@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,31 +29,27 @@ CHARACTERS_PER_TOKEN = 20  # a longer text is refused without tokenizing it
 MAX_MESSAGE = 400  # characters of an error
 
 
+@dataclass(eq=False)
 class PageService:
     """Models by name, loaded at first use and cached, and what the page computes with them.
 
     One thread at a time may use it: while transformers loads a model it changes torch's defaults
     for all threads, and what another thread computes or loads meanwhile goes wrong.
 
-    Args:
+    Attributes:
         cached_models: size of the model cache; the least recently used model is dropped.
         dtype: numbers of the models, as for `Translator`.
         max_tokens: maximum number of source tokens.
     """
 
-    def __init__(
-        self,
-        cached_models: int = 2,
-        *,
-        dtype: str | None = None,
-        max_tokens: int = 256,
-    ) -> None:
-        self.max_tokens = max_tokens
-        self._cached, self._dtype = cached_models, dtype
-        self._models: OrderedDict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase]]
-        self._models = OrderedDict()
-        self._fragments: dict[str, frozenset[int]] = {}
-        self._described: dict[str, str] = {}
+    cached_models: int = 2
+    dtype: str | None = None
+    max_tokens: int = 256
+    _models: OrderedDict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase]] = field(
+        default_factory=OrderedDict
+    )
+    _fragments: dict[str, frozenset[int]] = field(default_factory=dict)
+    _described: dict[str, str] = field(default_factory=dict)
 
     def describe(self, name: str) -> str:
         """One line about a model: its size, layers and heads.
@@ -195,13 +192,13 @@ class PageService:
             raise ValueError("No model is named: give a model folder or a Hub id.")
         if name not in self._models:
             with _any_error_of(name, "This model cannot be used."):
-                model, tokenizer = load_translator(name, dtype=self._dtype)
+                model, tokenizer = load_translator(name, dtype=self.dtype)
                 self._described[name] = _description(model)
                 pack(model)
                 return_freed_memory()
                 self._models[name] = model, tokenizer
         self._models.move_to_end(name)
-        while len(self._models) > self._cached:
+        while len(self._models) > self.cached_models:
             self._models.popitem(last=False)
         return self._models[name]
 
