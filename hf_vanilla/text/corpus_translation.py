@@ -135,10 +135,7 @@ def translate_corpus(options: CorpusOptions) -> CorpusReport:
     )
     logger.info(
         "%d of %d shards are done; translating %d, of which an earlier run began %d",
-        len(plan.done),
-        len(plan.shards),
-        len(plan.left),
-        len(plan.begun),
+        *map(len, (plan.done, plan.shards, plan.left, plan.begun)),
     )
     run = _run_on_ray if uses_ray else _run_locally
     lines, is_hidden = sum(shard.lines for shard in plan.left), sys.stderr is None

@@ -131,19 +131,17 @@ class SentenceDecoder:
         self._has_translated |= bool(found)
         if rows and not self._has_translated:  # the engine failed at every sentence up to now
             raise self._no_translation() from self._error
-        results = [blank] * len(window)
-        for index, result in found:
-            results[index] = result
+        results = dict(found)
         if self.is_main:
-            self._report_doubts(window, rows, found)
-        return results
+            self._report_doubts(window, rows, results)
+        return [results.get(index, blank) for index in range(len(window))]
 
     def _report_doubts(
-        self, window: list[Sentence], rows: dict[int, list[int]], found: list[tuple[int, Any]]
+        self, window: list[Sentence], rows: dict[int, list[int]], results: dict[int, Any]
     ) -> None:
         """Log the lines whose translation is probably wrong."""
         lines: dict[str, list[int]] = {}
-        for index, result in sorted(found, key=lambda pair: pair[0]):
+        for index, result in sorted(results.items(), key=lambda pair: pair[0]):
             text = result if isinstance(result, str) else "".join(one.text for one in result)
             reason = doubt(rows[index], text, self._fragments)
             if reason is not None:
@@ -217,11 +215,8 @@ class SentenceDecoder:
                 self._record_failure(window[batch[0]].line, error)
                 return []
         half = len(batch) // 2
-        return [
-            pair
-            for part in (batch[:half], batch[half:])
-            for pair in self._translate_batch(rows, part, window, decode)
-        ]
+        first = self._translate_batch(rows, batch[:half], window, decode)
+        return first + self._translate_batch(rows, batch[half:], window, decode)
 
     def _record_failure(self, line: int, error: Exception) -> None:
         reason = " ".join(str(error).split())

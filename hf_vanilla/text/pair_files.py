@@ -238,7 +238,7 @@ def _gold_of_files(options: AlignOptions) -> list[AlignedPair]:
         raise ValueError(f"{options.gold} has {len(lines)} lines, but there are {len(rows)} pairs")
     pairs = []
     for number, (row, line) in enumerate(zip(rows, lines, strict=True), start=1):
-        spans = word_spans(row["source"]), word_spans(row["target"])
+        source, target = (tuple(word_spans(row[side])) for side in ("source", "target"))
         try:
             sure = {_link(part, "-") for part in line.split() if "-" in part}
             possible = {_link(part, "?") for part in line.split() if "-" not in part}
@@ -248,12 +248,10 @@ def _gold_of_files(options: AlignOptions) -> list[AlignedPair]:
                 "and 1?2 for possible links"
             ) from None
         for i, j in sure | possible:
-            if i >= len(spans[0]) or j >= len(spans[1]):
+            if i >= len(source) or j >= len(target):
                 raise ValueError(f"{options.gold}, line {number}: there is no word {i}-{j}")
         gold = frozenset(sure), frozenset(sure | possible)
-        pairs.append(
-            AlignedPair(row["source"], row["target"], tuple(spans[0]), tuple(spans[1]), *gold)
-        )
+        pairs.append(AlignedPair(row["source"], row["target"], source, target, *gold))
     return pairs
 
 
