@@ -223,13 +223,10 @@ class SubwordDropout:
         """
         encoded = self._tokenizer(list(texts), verbose=False, return_attention_mask=False)
         rows = [list(self._words(encoded[number])) for number in range(len(texts))]
-        choices = torch.randint(DRAWS, (sum(map(len, rows)),), generator=generator).tolist()
-        found, first = [], 0
-        for number, words in enumerate(rows):
-            drawn = choices[first : first + len(words)]
-            first += len(words)
-            ids = [i for word, k in zip(words, drawn, strict=True) for i in self._draw(word, k)]
-            usual = encoded.input_ids[number]
+        choices = iter(torch.randint(DRAWS, (sum(map(len, rows)),), generator=generator).tolist())
+        found = []
+        for words, usual in zip(rows, encoded.input_ids, strict=True):
+            ids = [i for word in words for i in self._draw(word, next(choices))]
             found.append(ids if len(ids) <= self._max_length else usual)
         return found
 

@@ -299,7 +299,6 @@ def _write_text(
             file.write(row)
             file.flush()
             count += 1
-        os.fsync(file.fileno())
     return count
 
 
@@ -357,6 +356,4 @@ def _write_parquet(
         ).append_column(SCORE, pa.array([one.score for one in found], pa.float64()))
     with path.open("wb") as file:
         pq.write_table(written, file)
-        file.flush()
-        os.fsync(file.fileno())
     return len(sentences)
