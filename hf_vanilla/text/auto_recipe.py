@@ -72,12 +72,10 @@ def auto_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
     pairs = _number_of_pairs(made_options(TranslationDataOptions, given))
     row = min(ROWS, key=lambda row: abs(math.log(row.pairs / max(pairs, 1))))
     logger.info(
-        "recipe auto: %s pairs, settings for %s: vocab_size=%s d_model=%d layers=%d+%d ffn_dim=%d "
-        "dropout=%g max_steps=%s warmup_steps=%d learning_rate=%g tokens_per_step=%s",
-        f"{pairs:,}",
-        *(f"{row.pairs:,}", f"{row.vocab_size:,}", row.d_model, row.layers, row.layers),
-        *(row.ffn_dim, row.dropout, f"{row.max_steps:,}", row.warmup_steps, row.learning_rate),
-        f"{row.tokens_per_step:,}",
+        f"recipe auto: {pairs:,} pairs, settings for {row.pairs:,}: vocab_size={row.vocab_size:,} "
+        f"d_model={row.d_model} layers={row.layers}+{row.layers} ffn_dim={row.ffn_dim} "
+        f"dropout={row.dropout:g} max_steps={row.max_steps:,} warmup_steps={row.warmup_steps} "
+        f"learning_rate={row.learning_rate:g} tokens_per_step={row.tokens_per_step:,}"
     )
     return _options_of(row)
 

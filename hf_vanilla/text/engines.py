@@ -343,8 +343,7 @@ def import_ctranslate2() -> ModuleType:
 def _vocabulary(folder: Path, side: str) -> list[str]:
     """The tokens of one side, `"source"` or `"target"`, in the order of CTranslate2's ids."""
     own, shared = folder / f"{side}_vocabulary.json", folder / "shared_vocabulary.json"
-    tokens = json.loads((own if own.is_file() else shared).read_text(encoding="utf-8"))
-    return list(tokens)
+    return json.loads((own if own.is_file() else shared).read_text(encoding="utf-8"))
 
 
 class OnnxEngine:
