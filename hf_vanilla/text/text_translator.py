@@ -148,7 +148,7 @@ class TextTranslator:
         check_sentences(sentences)
         waiting: deque[list[Piece]] = deque()
         read = map(Sentence, sentences, count(first_line))
-        found = self._with_markup(self._pieces(read, waiting), progress)
+        found = self._translated(self._pieces(read, waiting), progress)
         for first in found:
             pieces = waiting.popleft()
             translations = [first, *islice(found, len(pieces) - 1)]
@@ -165,13 +165,18 @@ class TextTranslator:
             for piece in pieces:
                 yield Sentence(piece.text, text.line)
 
-    def _with_markup(self, sentences: Iterator[Sentence], progress: bool) -> Iterator[str]:
+    def _translated(self, sentences: Iterator[Sentence], progress: bool) -> Iterator[str]:
+        """The translation of each sentence, with its markup and the terms."""
+        waiting: deque[tuple[Markup, int]] = deque()
+        if self._aligner is not None:
+            sentences = _without_markup(sentences, waiting)
+        if self._terminology is not None:
+            sentences = map(self._with_terms, sentences)
+        found = self.translator.translate_all(sentences, progress=progress)
         if self._aligner is None:
-            yield from self._plain(sentences, progress)
+            yield from found
             return
         self._without_terms = []
-        waiting: deque[tuple[Markup, int]] = deque()
-        found = self._plain(_without_markup(sentences, waiting), progress)
         while window := list(islice(found, self.translator.window)):
             sources = [waiting.popleft() for _ in window]
             yield from self._restored(self._aligner, sources, window)
@@ -196,11 +201,6 @@ class TextTranslator:
                     message = "line %d becomes empty: its translation lacks the terms %s"
                     logger.warning(message, line, ", ".join(map(repr, dict.fromkeys(lost))))
         return texts
-
-    def _plain(self, sentences: Iterable[Sentence], progress: bool) -> Iterator[str]:
-        if self._terminology is not None:
-            sentences = map(self._with_terms, sentences)
-        return self.translator.translate_all(sentences, progress=progress)
 
     def _with_terms(self, sentence: Sentence) -> Sentence:
         assert self._terminology is not None

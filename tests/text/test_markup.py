@@ -311,11 +311,13 @@ def test_a_line_whose_phrase_is_lost_fails(monkeypatch, caplog):
     texts = TextTranslator(
         Translator(demo_model()), keep_markup=True, terminology=Terminology([("two", "zwo")])
     )
-    plain = TextTranslator._plain
+    plain = texts.translator.translate_all
     monkeypatch.setattr(
-        TextTranslator,
-        "_plain",
-        lambda *given: (text.replace("zwo", "zw\xf6") for text in plain(*given)),
+        texts.translator,
+        "translate_all",
+        lambda *given, **options: (
+            one.replace("zwo", "zw\xf6") for one in plain(*given, **options)
+        ),
     )
     assert list(texts.translate(["ten", "<b>two</b>"], first_line=3)) == ["zehn", ""]
     assert texts.failed == [4]
