@@ -30,11 +30,10 @@ from .forecaster import load_forecaster
 from .layout import (
     SceneLayout,
     agent_inputs,
-    map_inputs,
     model_inputs,
-    optional_inputs,
     scene_batches,
     scene_middles,
+    surrounding_inputs,
 )
 from .options import JOINT_MEASURES, SCENE_MEASURES, SceneOptions
 from .road_maps import RoadMap
@@ -375,11 +374,11 @@ class SceneTrajectoryTask(SceneTask):
         """Kinds and sizes of agents, lights and lanes, as far as the model reads them."""
         table = self.tracks.train.table
         agents = agent_inputs(self.config, table, last_rows)
-        inputs = optional_inputs(agents, layout, middles)
+        maps = table.maps_of(last_rows) if self.maps else None
+        inputs = surrounding_inputs(agents, maps, layout, middles)
         if "light_values" in inputs:
             inputs["light_values"] = inputs["light_values"] @ change
-        if self.maps:
-            inputs |= map_inputs(table.maps_of(last_rows), layout, middles)
+        if "lane_values" in inputs:
             inputs["lane_values"] = inputs["lane_values"] @ change.unsqueeze(1)
         return inputs
 
