@@ -160,14 +160,11 @@ def first_stage_fields(settings: Mapping[str, Any], *, origin: str) -> dict[str,
     losses = _section(settings, "loss_cfg")
     posterior, decoder = (_section(settings, name) for name in ("future_encoder", "future_decoder"))
     distance = checked(settings.get("conn_dist", ALL_CONNECTED), (int, float), "conn_dist")
-    sizes = {
-        f"{side}_{what}": settings[key]
-        for side in ("encoder", "decoder")
-        for what, key in {"attention_heads": "tf_nhead", "ffn_dim": "tf_ff_dim"}.items()
-    }
+    heads = ("encoder_attention_heads", "decoder_attention_heads")
     rates = ("dropout", "attention_dropout", "activation_dropout")
     return {
-        **sizes,
+        **dict.fromkeys(heads, settings["tf_nhead"]),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), settings["tf_ff_dim"]),
         **dict.fromkeys(rates, settings["tf_dropout"]),
         "observed_steps": settings["past_frames"],
         "predicted_steps": settings["future_frames"],

@@ -195,11 +195,9 @@ class SceneTask(TrackTask):
         batches = list(scene_batches(windows.groups, size))
         for rows in batches[accelerator.process_index :: accelerator.num_processes]:
             add_scenes(single, together, model, windows, rows)
-        means = {
-            name: value
-            for sums in (single, together)
-            for name, value in sums.means(sum_over_processes(accelerator, sums.sums)).items()
-        }
+        means: dict[str, float] = {}
+        for sums in (single, together):
+            means |= sums.means(sum_over_processes(accelerator, sums.sums))
         return self.validated(means, modes)
 
 

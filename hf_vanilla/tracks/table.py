@@ -430,9 +430,7 @@ def _warn_of_units(source: str, table: TrackTable) -> None:
             "%s: %d displacements of more than %g %s in a step, up to %.4g; they are used",
             *(source, jumps, LONGEST_STEP, table.unit, longest),
         )
-    limit = np.array([180.0, 90.0])
-    largest = np.maximum(table.positions.max(axis=0), -table.positions.min(axis=0))
-    if 0 < longest < SHORTEST_MOVE and (largest <= limit).all():
+    if 0 < longest < SHORTEST_MOVE and (np.abs(table.positions) <= (180, 90)).all():
         logger.warning(
             "%s: nothing moves by more than %.2g in a step: are these degrees? Positions must be "
             "in %s",
