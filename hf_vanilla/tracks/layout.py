@@ -7,12 +7,14 @@ P predicted steps.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hf_vanilla.data.batching import batch_bounds
 from hf_vanilla.families import entry_of
 
 from .road_maps import RoadMap, maps_side_by_side
@@ -67,14 +69,9 @@ def scene_batches(groups: np.ndarray, size: int) -> Iterator[np.ndarray]:
         groups: `(W,)` equal numbers for rows of one scene.
         size: rows of a batch; a scene that is larger makes a batch of its own.
     """
-    batch: list[np.ndarray] = []
-    for rows in sorted(rows_of_groups(groups), key=len):
-        if batch and (len(batch) + 1) * len(rows) > size:
-            yield np.concatenate(batch)
-            batch = []
-        batch.append(rows)
-    if batch:
-        yield np.concatenate(batch)
+    scenes = sorted(rows_of_groups(groups), key=len)
+    for first, end in pairwise(batch_bounds([min(len(rows), size) for rows in scenes], size)):
+        yield np.concatenate(scenes[first:end])
 
 
 def rollout_arguments(model: Any, **values: int | None) -> dict[str, int]:
