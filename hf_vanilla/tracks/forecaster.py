@@ -130,13 +130,10 @@ class Forecaster:
             for agent, steps in self._history.items()
             if newest in steps and len(steps) >= self.least_observed
         )
-        past, mask = np.zeros((len(agents), observed, 2)), np.zeros((len(agents), observed), bool)
-        for row, agent in enumerate(agents):
-            for step, number in enumerate(frames):
-                if number in self._history[agent]:
-                    past[row, step] = self._history[agent][number]
-                    mask[row, step] = True
-        return Forecast(newest, agents, *predict(self.model, past, mask))
+        missing = (np.nan, np.nan)
+        positions = [[self._history[agent].get(f, missing) for f in frames] for agent in agents]
+        past = np.array(positions).reshape(len(agents), observed, 2)
+        return Forecast(newest, agents, *predict(self.model, past, np.isfinite(past).all(-1)))
 
     def store(self, frame: int, rows: Iterable[tuple[Hashable, float, float]]) -> int:
         """Store the rows of a frame without a forecast; returns the newest frame.

@@ -206,7 +206,7 @@ def read_trajnet(path: Path, _: Columns) -> Rows:
                 continue
             try:
                 entry = json.loads(text)
-                rate = float(entry.get("scene", {}).get("fps") or rate or 0)
+                rate = float(entry.get("scene", {}).get("fps") or rate)
                 if not 0 <= rate < math.inf:
                     raise ValueError(f"fps={rate:g}")
                 track = entry.get("track")
