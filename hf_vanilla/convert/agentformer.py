@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from hf_vanilla.file_values import checked, read_yaml, shown
 from hf_vanilla.files import whole_folder
-from hf_vanilla.hub.card import CARD_FILE, public_name
+from hf_vanilla.hub.card import CARD_FILE, model_card, public_name
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.modeling_vanilla_agentformer import (
     VanillaForDiverseTrajectoryPrediction,
     VanillaForJointTrajectoryPrediction,
 )
 from hf_vanilla.options import Options, option
-from hf_vanilla.tracks.card import converted_track_card
+from hf_vanilla.tracks.card import CARD
 
 from .checkpoint_files import is_state_dict, read_checkpoint
 from .weight_names import Names, load_renamed, rename_to_ours, torch_layer_names
@@ -141,8 +141,9 @@ def convert_agentformer(options: AgentFormerOptions) -> Path:
     with whole_folder(options.output) as folder:
         model.save_pretrained(folder)
         sources = [public_name(name) for name in (options.input, options.second) if name]
-        change = f"AgentFormer (Yuan et al., 2021), converted from {' and '.join(sources)}"
-        converted_track_card(Path(options.output).resolve().name, change).save(folder / CARD_FILE)
+        about = f"AgentFormer (Yuan et al., 2021), converted from {' and '.join(sources)}"
+        facts = replace(CARD, title=Path(options.output).resolve().name, about=about)
+        model_card(facts).save(folder / CARD_FILE)
     return Path(options.output)
 
 
@@ -160,14 +161,11 @@ def first_stage_fields(settings: Mapping[str, Any], *, origin: str) -> dict[str,
     losses = _section(settings, "loss_cfg")
     posterior, decoder = (_section(settings, name) for name in ("future_encoder", "future_decoder"))
     distance = checked(settings.get("conn_dist", ALL_CONNECTED), (int, float), "conn_dist")
-    sizes = {
-        f"{side}_{what}": settings[key]
-        for side in ("encoder", "decoder")
-        for what, key in {"attention_heads": "tf_nhead", "ffn_dim": "tf_ff_dim"}.items()
-    }
+    heads = ("encoder_attention_heads", "decoder_attention_heads")
     rates = ("dropout", "attention_dropout", "activation_dropout")
     return {
-        **sizes,
+        **dict.fromkeys(heads, settings["tf_nhead"]),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), settings["tf_ff_dim"]),
         **dict.fromkeys(rates, settings["tf_dropout"]),
         "observed_steps": settings["past_frames"],
         "predicted_steps": settings["future_frames"],

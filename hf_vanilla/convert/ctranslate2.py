@@ -132,24 +132,18 @@ def to_ctranslate2(
         "pre_norm": True,
         "no_final_norm": not config.final_layer_norm,
     }
-    encoder_heads, decoder_heads = config.encoder_attention_heads, config.decoder_attention_heads
-    encoder_width, decoder_width = (
-        config.head_widths(n)[0] for n in (encoder_heads, decoder_heads)
-    )
-    encoder = specs.TransformerEncoderSpec(
-        config.encoder_layers, encoder_heads, head_dim=encoder_width, **arguments
-    )
-    decoder = specs.TransformerDecoderSpec(
-        config.decoder_layers, decoder_heads, head_dim=decoder_width, **arguments
+    encoder, decoder = (
+        kind(layers, heads, head_dim=config.head_widths(heads)[0], **arguments)
+        for kind, layers, heads in (
+            (specs.TransformerEncoderSpec, config.encoder_layers, config.encoder_attention_heads),
+            (specs.TransformerDecoderSpec, config.decoder_layers, config.decoder_attention_heads),
+        )
     )
     encoder.pre_norm = decoder.pre_norm = False
     spec = specs.TransformerSpec(encoder, decoder)
     _fill_stack(encoder, encoder.embeddings[0], stacks.encoder, positions)
     _fill_stack(decoder, decoder.embeddings, stacks.decoder, positions)
-    for theirs, layer in zip(encoder.layer, stacks.encoder.layers, strict=True):
-        _fill_layer(theirs, layer)
     for theirs, layer in zip(decoder.layer, stacks.decoder.layers, strict=True):
-        _fill_layer(theirs, layer)
         _fill_attention(theirs.attention.linear, layer.encoder_attn, is_cross=True)
         _fill_norm(theirs.attention.layer_norm, layer.encoder_attn_layer_norm)
     _fill_linear(decoder.projection, model.lm_head)
@@ -203,14 +197,13 @@ def _fill_stack(theirs: Any, embeddings: Any, ours: VanillaStack, positions: int
     )
     if isinstance(ours.layer_norm, nn.LayerNorm):
         _fill_norm(theirs.layer_norm, ours.layer_norm)
-
-
-def _fill_layer(theirs: Any, ours: Any) -> None:
-    _fill_attention(theirs.self_attention.linear, ours.self_attn, is_cross=False)
-    _fill_norm(theirs.self_attention.layer_norm, ours.self_attn_layer_norm)
-    _fill_linear(theirs.ffn.linear_0, ours.fc1)
-    _fill_linear(theirs.ffn.linear_1, ours.fc2)
-    _fill_norm(theirs.ffn.layer_norm, ours.final_layer_norm)
+    layer: Any
+    for spec, layer in zip(theirs.layer, ours.layers, strict=True):
+        _fill_attention(spec.self_attention.linear, layer.self_attn, is_cross=False)
+        _fill_norm(spec.self_attention.layer_norm, layer.self_attn_layer_norm)
+        _fill_linear(spec.ffn.linear_0, layer.fc1)
+        _fill_linear(spec.ffn.linear_1, layer.fc2)
+        _fill_norm(spec.ffn.layer_norm, layer.final_layer_norm)
 
 
 def _fill_attention(theirs: list[Any], ours: Any, *, is_cross: bool) -> None:

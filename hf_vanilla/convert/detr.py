@@ -178,24 +178,24 @@ def config_of_weights(
     if "query_embed.weight" not in weights:
         raise ValueError("these names are not the authors': convert the folder, not its file")
     queries, d_model = weights["query_embed.weight"].shape
-    sides = ("encoder", "decoder")
-    layers = {side: count_layers(weights, f"transformer.{side}.layers.") for side in sides}
-    depths = [count_layers(weights, f"backbone.0.body.layer{stage}.") for stage in (1, 2, 3, 4)]
     stem = weights["backbone.0.body.conv1.weight"]  # (width, C, 7, 7)
     is_basic = "backbone.0.body.layer1.0.bn3.weight" not in weights
     last = "bn2" if is_basic else "bn3"
-    widths = [
-        weights[f"backbone.0.body.layer{stage}.0.{last}.weight"].shape[0] for stage in (1, 2, 3, 4)
-    ]
+    stages = [f"backbone.0.body.layer{stage}." for stage in (1, 2, 3, 4)]
     backbone = ResNetConfig(
         num_channels=stem.shape[1],
         embedding_size=stem.shape[0],
-        hidden_sizes=widths,
-        depths=depths,
+        hidden_sizes=[weights[f"{stage}0.{last}.weight"].shape[0] for stage in stages],
+        depths=[count_layers(weights, stage) for stage in stages],
         layer_type="basic" if is_basic else "bottleneck",
         out_features=["stage4"],
     )
-    ffn = [weights[f"transformer.{side}.layers.0.linear1.weight"].shape[0] for side in sides]
+    sizes: dict[str, int] = {}
+    for side in ("encoder", "decoder"):
+        layers = f"transformer.{side}.layers."
+        sizes[f"{side}_layers"] = count_layers(weights, layers)
+        sizes[f"{side}_attention_heads"] = heads
+        sizes[f"{side}_ffn_dim"] = weights[f"{layers}0.linear1.weight"].shape[0]
     return VanillaDetrConfig(
         backbone_config=backbone,
         num_channels=stem.shape[1],
@@ -203,12 +203,7 @@ def config_of_weights(
         num_queries=queries,
         d_model=d_model,
         num_labels=weights["class_embed.weight"].shape[0] - 1,
-        encoder_layers=layers["encoder"],
-        decoder_layers=layers["decoder"],
-        encoder_attention_heads=heads,
-        decoder_attention_heads=heads,
-        encoder_ffn_dim=ffn[0],
-        decoder_ffn_dim=ffn[1],
+        **sizes,
     )
 
 

@@ -150,15 +150,14 @@ def _model(
 def _foreign_positions(weights: Mapping[str, Tensor], config: VanillaConfig) -> list[str]:
     """Position tables of a file that are not the computed ones; FSMT would use them."""
     faults, first = [], config.position_offset  # no real token has an earlier row
+    layout, frequencies = config.position_layout, config.position_frequencies
     for side in SIDES:
         table = weights.get(name := POSITIONS.format(side=side))
         if table is None:
             continue
         if table.dim() != 2 or table.shape[1] != config.d_model:
             faults.append(f"{name} has shape {tuple(table.shape)}")
-            continue
-        layout, frequencies = config.position_layout, config.position_frequencies
-        if not is_sinusoidal(table, layout=layout, frequencies=frequencies, first=first):
+        elif not is_sinusoidal(table, layout=layout, frequencies=frequencies, first=first):
             faults.append(f"{name} is not sinusoidal: the model has learned positions")
     return faults
 

@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -229,13 +230,12 @@ def _positions(
     table = weights[options.positions]
     if table.numel() % width == 0 and width % 2 == 0:
         table = table.reshape(-1, width).float()  # saved with a batch axis
-        for layout in POSITION_LAYOUTS:
-            for frequencies in POSITION_FREQUENCIES:
-                # tutorials compute angles in float32: an error of 5e-4 at position 5,000
-                if is_sinusoidal(table, layout=layout, frequencies=frequencies, tolerance=2e-3):
-                    return {
-                        "max_position_embeddings": table.shape[0],
-                        "position_layout": layout,
-                        "position_frequencies": frequencies,
-                    }, []
+        for layout, frequencies in product(POSITION_LAYOUTS, POSITION_FREQUENCIES):
+            # tutorials compute angles in float32: an error of 5e-4 at position 5,000
+            if is_sinusoidal(table, layout=layout, frequencies=frequencies, tolerance=2e-3):
+                return {
+                    "max_position_embeddings": table.shape[0],
+                    "position_layout": layout,
+                    "position_frequencies": frequencies,
+                }, []
     return {}, [f"{options.positions} {tuple(table.shape)} is not sinusoidal"]

@@ -231,7 +231,6 @@ GOOGLE_FOREIGN = {
     "{block}.{unit}.{part}.{kind}": "a convolutional stem",
     "MAPHead_0.{part}.{kind}": "an attention head for pooling",
 }
-_PARTS = ("query", "key", "value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,7 +326,7 @@ def _to_ours(name: str, array: np.ndarray) -> np.ndarray:
     if name == "embedding/kernel" and array.ndim == 4:
         return array.transpose(3, 2, 0, 1)  # (height, width, C, D) -> (D, C, height, width)
     parts = name.split("/")
-    is_input = len(parts) > 1 and parts[-2] in _PARTS
+    is_input = len(parts) > 1 and parts[-2] in ("query", "key", "value")
     if parts[-1] == "bias" and is_input:
         return array.reshape(-1)  # (N, K) -> (N K,)
     if parts[-1] == "kernel" and is_input:

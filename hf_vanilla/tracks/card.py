@@ -28,13 +28,3 @@ def track_card(*, scores: Any, **facts: Any) -> ModelCard:
     if scores is not None:
         facts["scores"] = "\n".join(f"- {line}" for line in str(scores).splitlines())
     return model_card(replace(CARD, **facts))
-
-
-def converted_track_card(name: str, about: str) -> ModelCard:
-    """The card of a forecaster whose training is not known.
-
-    Args:
-        name: shown as the title.
-        about: what was converted.
-    """
-    return model_card(replace(CARD, title=name, about=about))

@@ -126,17 +126,14 @@ def forecasts(
         together = np.concatenate((selected, others))
         past, mask = pasts_of_rows(table, together, model.config.observed_steps)
         is_enough = mask.sum(1) >= least_observed
-        is_selected = np.arange(len(together)) < len(selected)
-        left_out += int((~is_enough & is_selected).sum())
-        if (is_enough & is_selected).any():
-            read = together[is_enough]
+        shown = selected[is_enough[: len(selected)]]
+        left_out += len(selected) - len(shown)
+        if len(shown):
+            read, seen, known = together[is_enough], past[is_enough], mask[is_enough]
             groups, maps = groups_of_rows(table, read), table.maps_of(read)
-            seen, known = past[is_enough], mask[is_enough]
             agents = agent_inputs(model.config, table, read)
             forecast = predict(model, seen, known, groups, maps, agents=agents, **(arguments or {}))
-            shown = is_selected[is_enough]
-            tracks, probabilities = (part[shown] for part in forecast)
-            yield _table(table, selected[is_enough[: len(selected)]], tracks, probabilities)
+            yield _table(table, shown, *(part[: len(shown)] for part in forecast))
     if left_out:
         logger.warning(
             "%d of %d rows have fewer than %d observed steps and no forecast",
@@ -167,17 +164,12 @@ def _table(
     table: TrackTable, rows: np.ndarray, tracks: np.ndarray, probabilities: np.ndarray
 ) -> pyarrow.Table:
     agents, modes, steps, _ = tracks.shape
-    per_agent = modes * steps
-
-    def repeated(values: np.ndarray) -> np.ndarray:
-        return np.repeat(values, per_agent)
-
-    names = table.agent_names[table.agent[rows]]
+    rows = np.repeat(rows, modes * steps)
     return pyarrow.table(
         {
-            "scene": repeated(np.array(table.scene_names, dtype=object)[table.scene[rows]]),
-            "frame": repeated(table.frame[rows]),
-            "agent": pyarrow.array(repeated(names).tolist()),
+            "scene": np.array(table.scene_names, dtype=object)[table.scene[rows]],
+            "frame": table.frame[rows],
+            "agent": pyarrow.array(table.agent_names[table.agent[rows]].tolist()),
             "step": np.tile(np.arange(1, steps + 1), agents * modes),
             "mode": np.tile(np.repeat(np.arange(modes), steps), agents),
             "x": tracks[..., 0].reshape(-1),

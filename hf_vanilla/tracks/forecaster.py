@@ -20,12 +20,7 @@ from hf_vanilla.models.configuration_vanilla_tracks import (
     VanillaTracksConfig,
 )
 from hf_vanilla.models.inputs_vanilla_forecaster import observed_velocities
-from hf_vanilla.models.modeling_vanilla_tracks import (
-    VanillaTrajectoryOutput,
-    mean_distance,
-    read_future,
-    read_past,
-)
+from hf_vanilla.models.modeling_vanilla_tracks import VanillaTrajectoryOutput, read_past
 from hf_vanilla.options import option
 
 from .layout import run_model
@@ -130,13 +125,10 @@ class Forecaster:
             for agent, steps in self._history.items()
             if newest in steps and len(steps) >= self.least_observed
         )
-        past, mask = np.zeros((len(agents), observed, 2)), np.zeros((len(agents), observed), bool)
-        for row, agent in enumerate(agents):
-            for step, number in enumerate(frames):
-                if number in self._history[agent]:
-                    past[row, step] = self._history[agent][number]
-                    mask[row, step] = True
-        return Forecast(newest, agents, *predict(self.model, past, mask))
+        missing = (np.nan, np.nan)
+        positions = [[self._history[agent].get(f, missing) for f in frames] for agent in agents]
+        past = np.array(positions).reshape(len(agents), observed, 2)
+        return Forecast(newest, agents, *predict(self.model, past, np.isfinite(past).all(-1)))
 
     def store(self, frame: int, rows: Iterable[tuple[Hashable, float, float]]) -> int:
         """Store the rows of a frame without a forecast; returns the newest frame.
@@ -352,30 +344,17 @@ class SimpleForecaster(nn.Module):
         self.config = config
 
     def forward(
-        self,
-        past_values: Tensor,
-        past_observed_mask: Tensor | None = None,
-        future_values: Tensor | None = None,
-        future_observed_mask: Tensor | None = None,
-        **kwargs: Any,
+        self, past_values: Tensor, past_observed_mask: Tensor | None = None, **kwargs: Any
     ) -> VanillaTrajectoryOutput:
-        """The future of each agent; arguments and errors as of the models.
+        """The future of each agent; arguments and errors as of the models, but there is no loss.
 
         Raises:
             ValueError: an input does not fit.
         """
         past, is_observed = read_past(self.config, past_values, past_observed_mask)
         future = SIMPLE_MODELS[self.name](past, is_observed, self.config.predicted_steps)
-        loss = None
-        if future_values is not None:
-            truth = read_future(self.config, future_values, future_observed_mask)
-            divisor = kwargs.get("num_items_in_batch")
-            loss = mean_distance(
-                future, truth.positions, truth.is_known, num_items_in_batch=divisor
-            )
-        return VanillaTrajectoryOutput(
-            loss=loss, trajectories=future.unsqueeze(1), mode_logits=future.new_zeros(len(past), 1)
-        )
+        logits = future.new_zeros(len(past), 1)
+        return VanillaTrajectoryOutput(trajectories=future.unsqueeze(1), mode_logits=logits)
 
 
 def _last_displacements(past: Tensor, is_observed: Tensor) -> tuple[Tensor, Tensor, Tensor]:

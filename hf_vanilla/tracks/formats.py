@@ -181,19 +181,15 @@ def read_agentformer(path: Path, _: Columns) -> Rows:
     """AgentFormer's columns: frame, id, kind; from the 11th width, height, length, x, z, y."""
     rows = _text_rows(path, AGENTFORMER_COLUMNS)
     frame, agent, width, length, x, y = _numbers(path, rows, (0, 1, 10, 12, 13, 15))
+    kind = np.array([row[2] for row in rows], dtype=object)
+    # of nuScenes a vehicle, of Argoverse 2 what stands at a building site
+    kind[kind == "Construction"] = "Construction_vehicle"
     return Rows(
         source=str(path),
         frame=frame,
         agent=_whole(agent),
         positions=np.stack((x, y), 1),
-        columns={
-            # of nuScenes a vehicle, of Argoverse 2 what stands at a building site
-            "kind": np.array(
-                ["Construction_vehicle" if row[2] == "Construction" else row[2] for row in rows],
-                dtype=object,
-            ),
-            "size": np.stack((length, width), 1),
-        },
+        columns={"kind": kind, "size": np.stack((length, width), 1)},
     )
 
 
@@ -210,7 +206,7 @@ def read_trajnet(path: Path, _: Columns) -> Rows:
                 continue
             try:
                 entry = json.loads(text)
-                rate = float(entry.get("scene", {}).get("fps") or rate or 0)
+                rate = float(entry.get("scene", {}).get("fps") or rate)
                 if not 0 <= rate < math.inf:
                     raise ValueError(f"fps={rate:g}")
                 track = entry.get("track")
@@ -260,9 +256,6 @@ def read_table(path: Path, columns: Columns) -> Rows:
         return values.to_numpy()
 
     names = named("agent")
-    extra = {}
-    if "kind" in wanted:
-        extra["kind"] = read("kind").to_numpy()
     positions = np.empty((len(names), 2))
     for column, key in enumerate(("x", "y")):
         positions[:, column] = number(key)
@@ -273,7 +266,7 @@ def read_table(path: Path, columns: Columns) -> Rows:
         positions=positions,
         lines=range(first_line, first_line + len(names)),
         scene=named("scene") if "scene" in wanted else None,
-        columns=extra,
+        columns={"kind": read("kind").to_numpy()} if "kind" in wanted else {},
     )
 
 

@@ -7,17 +7,19 @@ P predicted steps.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hf_vanilla.data.batching import batch_bounds
 from hf_vanilla.families import entry_of
 
 from .road_maps import RoadMap, maps_side_by_side
 from .table import TrackTable
-from .windows import Windows, by_group
+from .windows import Windows, by_group, rows_of_groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,19 +69,9 @@ def scene_batches(groups: np.ndarray, size: int) -> Iterator[np.ndarray]:
         groups: `(W,)` equal numbers for rows of one scene.
         size: rows of a batch; a scene that is larger makes a batch of its own.
     """
-    _, scene, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    scene = scene.reshape(-1)
-    order = np.lexsort((scene, counts[scene]))  # smallest scenes first
-    scenes = np.flatnonzero(np.diff(scene[order], prepend=-1))  # index of each first row
-    ends = [*scenes.tolist(), len(order)][1:]
-    start = inside = 0
-    for first, end in zip(scenes.tolist(), ends, strict=True):
-        if inside and (inside + 1) * (end - first) > size:
-            yield order[start:first]
-            start, inside = first, 0
-        inside += 1
-    if len(order):
-        yield order[start:]
+    scenes = sorted(rows_of_groups(groups), key=len)
+    for first, end in pairwise(batch_bounds([min(len(rows), size) for rows in scenes], size)):
+        yield np.concatenate(scenes[first:end])
 
 
 def rollout_arguments(model: Any, **values: int | None) -> dict[str, int]:
@@ -152,10 +144,8 @@ def run_model(  # noqa: PLR0913 - all that any model reads
         "past_values": layout.pad(past + offset.unsqueeze(1)),
         "past_observed_mask": layout.pad(is_observed),
         "agent_mask": layout.pad(torch.ones(len(past), dtype=torch.bool)),
-        **optional_inputs(agents or {}, layout, middles),
+        **surrounding_inputs(agents or {}, maps if "lanes" in reads else None, layout, middles),
     }
-    if "lanes" in reads:
-        inputs |= map_inputs(maps, layout, middles)
     outputs = model(**{name: values.to(device) for name, values in inputs.items()}, **kwargs)
     tracks = layout.unpad(outputs.trajectories.float().cpu())
     outputs.trajectories = tracks - offset[:, None, None]
@@ -169,20 +159,30 @@ def scene_middles(last: np.ndarray, layout: SceneLayout) -> np.ndarray:
     return np.stack([np.bincount(layout.scene, column) / counts for column in last.T], 1)
 
 
-def map_inputs(
-    maps: Sequence[RoadMap | None], layout: SceneLayout, middles: np.ndarray
+def surrounding_inputs(
+    agents: Mapping[str, Tensor],
+    maps: Sequence[RoadMap | None] | None,
+    layout: SceneLayout,
+    middles: np.ndarray,
 ) -> dict[str, Tensor]:
-    """Lanes of each scene as a model's inputs.
+    """A model's inputs beside the tracks: kinds and sizes by agent, lights and lanes by scene.
 
     Args:
-        maps: of each row, equal for rows of one scene.
+        agents: what `agent_inputs` gives for the rows.
+        maps: of each row, equal for rows of one scene; None: lanes are not read.
         layout: of the rows.
         middles: `(S, 2)` of `scene_middles`, subtracted from the points.
     """
-    first = np.unique(layout.scene, return_index=True)[1]
-    arrays = maps_side_by_side([maps[row] for row in first], middles)
-    names = ("lane_values", "lane_mask", "lane_kinds")
-    return dict(zip(names, map(torch.from_numpy, arrays), strict=True))
+    first = np.unique(layout.scene, return_index=True)[1]  # row of each scene
+    inputs = {name: layout.pad(agents[name]) for name in agents if name.startswith("agent_")}
+    if "light_values" in agents:
+        points = agents["light_values"][first] - torch.from_numpy(middles).unsqueeze(1)
+        inputs |= {"light_values": points.float(), "light_states": agents["light_states"][first]}
+    if maps is not None:
+        arrays = maps_side_by_side([maps[row] for row in first], middles)
+        names = ("lane_values", "lane_mask", "lane_kinds")
+        inputs |= dict(zip(names, map(torch.from_numpy, arrays), strict=True))
+    return inputs
 
 
 def agent_inputs(config: Any, table: TrackTable, rows: np.ndarray) -> dict[str, Tensor]:
@@ -201,18 +201,6 @@ def agent_inputs(config: Any, table: TrackTable, rows: np.ndarray) -> dict[str, 
     if config.num_light_states:
         lights = table.lights_of(rows, config.observed_steps)
         inputs["light_values"], inputs["light_states"] = map(torch.from_numpy, lights)
-    return inputs
-
-
-def optional_inputs(
-    agents: Mapping[str, Tensor], layout: SceneLayout, middles: np.ndarray
-) -> dict[str, Tensor]:
-    """What `agent_inputs` gives for rows, as inputs: kinds and sizes by agent, lights by scene."""
-    inputs = {name: layout.pad(agents[name]) for name in agents if name.startswith("agent_")}
-    if "light_values" in agents:
-        first = torch.from_numpy(np.unique(layout.scene, return_index=True)[1])
-        points = agents["light_values"][first] - torch.from_numpy(middles).unsqueeze(1)
-        inputs |= {"light_values": points.float(), "light_states": agents["light_states"][first]}
     return inputs
 
 

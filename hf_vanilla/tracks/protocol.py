@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How windows were cut and compared; `str` gives the line beside every score.
+    """How windows were cut and compared; `line` is beside every score.
 
     Attributes:
         data: name of the data and of its split.
@@ -60,9 +60,6 @@ class Protocol:
             f"best of {modes} per person, ADE and FDE separately" if modes > 1 else single,
         ]
         return " | ".join([*parts, f"seed {self.seed}"] if self.seed else parts)
-
-    def __str__(self) -> str:
-        return self.line()
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,10 @@ from .forecaster import load_forecaster
 from .layout import (
     SceneLayout,
     agent_inputs,
-    map_inputs,
     model_inputs,
-    optional_inputs,
     scene_batches,
     scene_middles,
+    surrounding_inputs,
 )
 from .options import JOINT_MEASURES, SCENE_MEASURES, SceneOptions
 from .road_maps import RoadMap
@@ -137,6 +136,18 @@ class SceneTask(TrackTask):
     scenes: TrainingScenes
     items: ClassVar[str] = "agents"
 
+    @cached_property
+    def config(self) -> Any:
+        """The config of the recipe."""
+        return self.recipe.config()
+
+    @cached_property
+    def maps(self) -> list[RoadMap]:
+        """The maps of training scenes whose lanes are read."""
+        are_read = "lanes" in self.recipe.entry.reads and self.options.with_lanes
+        maps = self.tracks.train.table.maps if are_read else None
+        return [road for road in maps or () if road is not None]
+
     @property
     def micro_batches(self) -> int:
         """Micro-batches in one step."""
@@ -152,7 +163,11 @@ class SceneTask(TrackTask):
         return SceneOrder(self.scenes.sizes, size, self.recipe.train.seed)
 
     def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
-        """Scenes as the model's inputs, padded, each changed at random as a whole."""
+        """Scenes as the model's inputs, padded, each changed at random as a whole.
+
+        Beside the tracks, kinds and sizes of agents, lights and lanes, as far as the model reads
+        them.
+        """
         windows, options = self.scenes.windows, self.options
         parts = [self.scenes.rows(scene, generator) for scene in scenes]
         rows = np.concatenate(parts)
@@ -161,8 +176,8 @@ class SceneTask(TrackTask):
         if options.position_noise:
             shape = inputs["past_values"].shape
             inputs["past_values"] += position_errors(options, shape, generator)
-        last_rows = windows.last_rows[rows]
-        last = windows.table.positions[last_rows]
+        table, last_rows = windows.table, windows.last_rows[rows]
+        last = table.positions[last_rows]
         middles = scene_middles(last, layout)  # (B, 2), origins of the scenes
         offset = torch.from_numpy(last - middles[layout.scene]).float().unsqueeze(1)
         change = random_changes(options, len(parts), generator)  # (B, 2, 2)
@@ -170,20 +185,13 @@ class SceneTask(TrackTask):
             inputs[name] = (inputs[name] + offset) @ change[layout.scene]
         inputs["agent_mask"] = torch.ones(len(rows), dtype=torch.bool)
         padded = {name: layout.pad(part) for name, part in inputs.items()}
-        return padded | self.surroundings(last_rows, layout, middles, change)
-
-    def surroundings(
-        self, last_rows: np.ndarray, layout: SceneLayout, middles: np.ndarray, change: Tensor
-    ) -> Batch:
-        """Inputs beside the tracks; here none.
-
-        Args:
-            last_rows: `(W,)` row of each window's last observed step in the table.
-            layout: row and slot of each window in the batch.
-            middles: `(B, 2)` origins of the scenes, means of their last observed positions.
-            change: `(B, 2, 2)` how each scene was mirrored, scaled and turned.
-        """
-        return {}
+        agents = agent_inputs(self.config, table, last_rows)
+        maps = table.maps_of(last_rows) if self.maps else None
+        beside = surrounding_inputs(agents, maps, layout, middles)
+        for name, of_scene in (("light_values", change), ("lane_values", change.unsqueeze(1))):
+            if name in beside:
+                beside[name] = beside[name] @ of_scene
+        return padded | beside
 
     def validate(
         self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
@@ -196,11 +204,9 @@ class SceneTask(TrackTask):
         batches = list(scene_batches(windows.groups, size))
         for rows in batches[accelerator.process_index :: accelerator.num_processes]:
             add_scenes(single, together, model, windows, rows)
-        means = {
-            name: value
-            for sums in (single, together)
-            for name, value in sums.means(sum_over_processes(accelerator, sums.sums)).items()
-        }
+        means: dict[str, float] = {}
+        for sums in (single, together):
+            means |= sums.means(sum_over_processes(accelerator, sums.sums))
         return self.validated(means, modes)
 
 
@@ -337,17 +343,6 @@ class SceneTrajectoryTask(SceneTask):
     counted: ClassVar[tuple[str, ...]] = ("future steps",)
     measures: ClassVar[Mapping[str, Measure]] = SCENE_MEASURES
 
-    @cached_property
-    def config(self) -> Any:
-        """The config of the recipe."""
-        return self.recipe.config()
-
-    @cached_property
-    def maps(self) -> list[RoadMap]:
-        """The maps of training scenes whose lanes are read."""
-        maps = self.tracks.train.table.maps if self.options.with_lanes else None
-        return [road for road in maps or () if road is not None]
-
     def fit(self, model: Any) -> None:
         """Take the regions of proposals from the training scenes."""
         if hasattr(model, "set_regions"):
@@ -368,20 +363,6 @@ class SceneTrajectoryTask(SceneTask):
         batch = super().batch(scenes, generator)
         checked_scenes(self.config, **batch)
         return batch
-
-    def surroundings(
-        self, last_rows: np.ndarray, layout: SceneLayout, middles: np.ndarray, change: Tensor
-    ) -> Batch:
-        """Kinds and sizes of agents, lights and lanes, as far as the model reads them."""
-        table = self.tracks.train.table
-        agents = agent_inputs(self.config, table, last_rows)
-        inputs = optional_inputs(agents, layout, middles)
-        if "light_values" in inputs:
-            inputs["light_values"] = inputs["light_values"] @ change
-        if self.maps:
-            inputs |= map_inputs(table.maps_of(last_rows), layout, middles)
-            inputs["lane_values"] = inputs["lane_values"] @ change.unsqueeze(1)
-        return inputs
 
     def describe_training(self) -> str:
         """What the training data is cut into, in words."""

@@ -4,7 +4,6 @@ Shapes: B windows, M modes, P predicted steps.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from hf_vanilla.models.inputs_vanilla_forecaster import distances
 from hf_vanilla.models.modeling_vanilla_tracks import mixture_nats
 
 from .layout import agent_inputs, fixed_draws, model_inputs, run_model
-from .windows import Windows, by_group
+from .windows import Windows, rows_of_groups
 
 MODE_COUNTS = (1, 5, 6, 10, 20)
 MISS_DISTANCE = 2.0
@@ -175,7 +174,7 @@ def collision_share(
         0 where there is no pair.
     """
     alone = torch.from_numpy(tracks).unsqueeze(1)
-    scenes = [close_pairs(alone[rows], distance) for rows in _scenes(groups)]
+    scenes = [close_pairs(alone[rows], distance) for rows in rows_of_groups(groups)]
     pairs = sum(map(len, scenes))
     return sum(int(is_close.sum()) for is_close in scenes) / pairs if pairs else 0.0
 
@@ -211,21 +210,18 @@ class JointSums:
         errors = distances(tracks, future.to(tracks.dtype).unsqueeze(1)) * known.unsqueeze(1)
         steps = known.sum(dim=1)
         mean = errors.sum(dim=-1) / steps.clamp(min=1).unsqueeze(1)  # (W, M)
-        for rows in _scenes(groups):
+        for rows in rows_of_groups(groups):
             if len(rows) < 2:
                 continue
             has_any, has_last = steps[rows] > 0, known[rows, -1]
-            self._add_best(0, mean[rows][has_any])
-            self._add_best(1, errors[rows, :, -1][has_last])
+            # (N, M) of the agents of a scene; the mode with the smallest mean counts
+            for column, each in enumerate((mean[rows][has_any], errors[rows, :, -1][has_last])):
+                if len(each):
+                    self.sums[0, column] += each.mean(dim=0).amin() * len(each)
+                    self.sums[1, column] += len(each)
             close = close_pairs(tracks[rows], self.collision_distance)  # (pairs, M)
             self.sums[0, 2] += close.double().mean(dim=1).sum()
             self.sums[1, 2] += len(close)
-
-    def _add_best(self, column: int, errors: Tensor) -> None:
-        """Errors `(N, M)` of the agents of a scene; the mode with the smallest mean counts."""
-        if len(errors):
-            self.sums[0, column] += errors.mean(dim=0).amin() * len(errors)
-            self.sums[1, column] += len(errors)
 
     def means(self, sums: Tensor | None = None) -> dict[str, float]:
         """The mean of each score; of the sums of all processes where these are given.
@@ -238,12 +234,6 @@ class JointSums:
             for column, name in enumerate(self.names)
             if total[1, column]
         }
-
-
-def _scenes(groups: np.ndarray) -> Iterator[Tensor]:
-    """Windows of each scene, from equal numbers `(W,)` for windows of one scene."""
-    order, starts = by_group(groups)
-    yield from map(torch.from_numpy, np.split(order, starts[1:-1]))
 
 
 def close_pairs(tracks: Tensor, distance: float) -> Tensor:

@@ -239,13 +239,11 @@ def check_positive(**numbers: float) -> None:
 
 
 def join_tables(parts: Sequence[TrackTable]) -> TrackTable:
-    """One table of several; where only some have kinds or sizes, the others' are unknown.
+    """One table of one or several; where only some have kinds or sizes, the others' are unknown.
 
     Raises:
-        ValueError: there is none, or rates or units differ.
+        ValueError: rates or units differ.
     """
-    if not parts:
-        raise ValueError("no scene was given")
     first = parts[0]
     for part in parts[1:]:
         if not np.isclose(part.step_seconds, first.step_seconds) or part.unit != first.unit:
@@ -264,15 +262,12 @@ def join_tables(parts: Sequence[TrackTable]) -> TrackTable:
         name: join([getattr(part, name) for part in parts])
         for name in ("frame", "positions", "frames_per_step")
     }
-    for name, unknown in (("kind", np.array("unknown", object)), ("size", np.zeros(2))):
+    for name, unknown in (("kind", np.array(["unknown"], object)), ("size", np.zeros((1, 2)))):
         values = [getattr(part, name) for part in parts]
         if any(value is not None for value in values):
-            shapes = [(len(part), *unknown.shape) for part in parts]
+            pairs = zip(parts, values, strict=True)
             columns[name] = join(
-                [
-                    np.broadcast_to(unknown, shape) if value is None else value
-                    for value, shape in zip(values, shapes, strict=True)
-                ]
+                [unknown.repeat(len(part), 0) if v is None else v for part, v in pairs]
             )
     names = [part.agent_names for part in parts]
     if len({part.dtype == object for part in names}) > 1:  # text and numbers
@@ -435,9 +430,7 @@ def _warn_of_units(source: str, table: TrackTable) -> None:
             "%s: %d displacements of more than %g %s in a step, up to %.4g; they are used",
             *(source, jumps, LONGEST_STEP, table.unit, longest),
         )
-    limit = np.array([180.0, 90.0])
-    largest = np.maximum(table.positions.max(axis=0), -table.positions.min(axis=0))
-    if 0 < longest < SHORTEST_MOVE and (largest <= limit).all():
+    if 0 < longest < SHORTEST_MOVE and (np.abs(table.positions) <= (180, 90)).all():
         logger.warning(
             "%s: nothing moves by more than %.2g in a step: are these degrees? Positions must be "
             "in %s",

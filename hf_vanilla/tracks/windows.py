@@ -120,6 +120,13 @@ def by_group(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return order, np.searchsorted(groups[order], np.arange(groups.max(initial=-1) + 2))
 
 
+def rows_of_groups(groups: np.ndarray) -> list[np.ndarray]:
+    """Rows of each group, from equal numbers `(W,)` for rows of one group."""
+    order = np.argsort(groups, kind="stable")
+    starts = np.flatnonzero(np.diff(groups[order])) + 1
+    return np.split(order, starts) if len(order) else []
+
+
 def pasts_of_rows(
     table: TrackTable, rows: np.ndarray, observed: int
 ) -> tuple[np.ndarray, np.ndarray]:
