@@ -194,13 +194,12 @@ def _corners_of(box: Any, item: str) -> tuple[float, float, float, float]:
     """
     try:
         left, top, width, height = (float(value) for value in box)
-        is_finite = bool(np.isfinite([left, top, width, height]).all())
+        if not np.isfinite([left, top, width, height]).all():
+            raise ValueError
     except (TypeError, ValueError, OverflowError):
-        is_finite = False
-    if not is_finite:
         raise ValueError(
             f"{item} has bbox {shown(box)}: give four finite numbers, left, top, width, height"
-        )
+        ) from None
     if width < 0 or height < 0:
         raise ValueError(
             f"{item} has bbox {box!r} with a negative side: give left, top, width, height"

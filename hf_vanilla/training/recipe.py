@@ -236,11 +236,10 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     file: dict[str, Any] = {}
     if path is not None and not is_auto:
         file = _translated(read_yaml(recipe_file(path, options.get("task"))))
-    tasks = [values.pop("task", None) for values in (options, file)]
-    starts = [values.get("initial_model") for values in (options, file)]
-    starts.insert(0, pop_option(list(rest), "--initial_model"))
-    start = next(filter(None, starts), None)
-    task = next(filter(None, tasks), None) or task_or_default(start)
+    start = pop_option(list(rest), "--initial_model")
+    start = start or options.get("initial_model") or file.get("initial_model") or None
+    given_task, task_of_file = options.pop("task", None), file.pop("task", None)
+    task = given_task or task_of_file or task_or_default(start)
     entry = task_entry(task)
     classes = (TrainRecipe, load_part(entry.data))
     names = [*SECTIONS, *(declared.name for kind in classes for declared in fields(kind))]

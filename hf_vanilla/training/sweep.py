@@ -190,7 +190,7 @@ def read_sweep(path: Path) -> Sweep:
     values = read_yaml(path)
     check_names(str(path), values, FILE_KEYS)
     _check_values(path, values)
-    seeds, options = _seeds(path, values["seeds"]), values.get("options") or {}
+    seeds, options = values["seeds"], values.get("options") or {}
     runs: list[SweepRun] = []
     published: dict[str, float] = {}
     tasks, folder = set(), Path(values["output_dir"])
@@ -232,14 +232,11 @@ def _check_values(path: Path, values: Mapping[str, Any]) -> None:
     for name in ("options", "runs"):
         section = values.get(name) or {}
         check_names(f"{path}: {name}", section, section)  # that it holds keys and values
-
-
-def _seeds(path: Path, seeds: Any) -> list[int]:
+    seeds = values["seeds"]
     if not isinstance(seeds, list) or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise ValueError(f"{path}: seeds={shown(seeds)}: give a list of numbers, such as [0, 1, 2]")
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"{path}: seeds={shown(seeds)}: give each seed once")
-    return seeds
 
 
 def _test_set(path: Path, section: Any, task: str) -> TestSet | None:
@@ -322,9 +319,7 @@ def run_sweep(request: tuple[Path, SweepOptions]) -> str:
 
 def _is_finished(run: SweepRun, sweep: Sweep) -> bool:
     record = run.record()
-    if record is None or sweep.test is None:
-        return record is not None
-    return run.has_translated(sweep.test, record)
+    return record is not None and (sweep.test is None or run.has_translated(sweep.test, record))
 
 
 def threads_of_run(workers: int, cpus: int, given: str | None) -> str:

@@ -13,7 +13,7 @@ nothing else of a task may draw from a global generator.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,12 +48,7 @@ class Work:
     flops: int = 0
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.items + other.items,
-            self.real_positions + other.real_positions,
-            self.padded_positions + other.padded_positions,
-            self.flops + other.flops,
-        )
+        return Work(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
