@@ -31,10 +31,10 @@ from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 
 from .card import detection_card
-from .coco_scores import coco_classes, score_detections
+from .coco_scores import coco_classes, detected_in, score_detections
 from .data import DetectionSets, EndlessOrder, prepare_detection
 from .detection import DetectionCollator, augmented, detection_processor, detection_row
-from .detector import Detections, Detector
+from .detector import Detector
 from .digit_scenes import DigitScenes
 from .options import MEASURES, DetectionData
 from .trainer import processor_edges, with_class_head
@@ -176,13 +176,9 @@ class ObjectDetectionTask:
         images = self.sets.validation
         assert images is not None
         rows = range(accelerator.process_index, len(images), accelerator.num_processes)
-        found: list[tuple[int, Detections]] = []
         detector = Detector(model, self.processor)
-        for first in range(0, len(rows), self.options.images_per_batch):
-            selected = list(rows[first : first + self.options.images_per_batch])
-            detected = detector.detect(images.open(row) for row in selected)
-            found += zip(selected, detected, strict=True)
-        joined = dict(gather_object(found))
+        found = detected_in(images, rows, detector, self.options.images_per_batch)
+        joined = dict(gather_object(list(zip(rows, found, strict=True))))
         scores = score_detections([joined[row] for row in range(len(images))], images)
         values = {name.lower(): scores.figures[name] for name in LOGGED_FIGURES}
         return Validation(

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
@@ -275,13 +275,10 @@ class SweepOptions(Options):
     )
 
 
-def read_sweep_command(arguments: Sequence[str]) -> tuple[Path, SweepOptions]:
-    """The file and the options of a command line.
-
-    Raises:
-        UsageError: there is not exactly one file, or an option is unknown.
-    """
-    return options_and_file(SweepOptions, arguments, "one YAML file of runs: hf-vanilla sweep FILE")
+# from a command line to the file and its options
+read_sweep_command = partial(
+    options_and_file, SweepOptions, use="one YAML file of runs: hf-vanilla sweep FILE"
+)
 
 
 def run_sweep(request: tuple[Path, SweepOptions]) -> str:
