@@ -1,6 +1,6 @@
 """A new task needs one row: a toy task that counts words, added to the table for these tests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -72,7 +72,6 @@ class WordCountTask:
     recipe: Recipe
     items: ClassVar[str] = "texts"
     counted: ClassVar[tuple[str, ...]] = ("texts",)
-    measures: ClassVar[Mapping[str, Measure]] = MEASURES
     has_validation: ClassVar[bool] = True
     processor: ClassVar[Any] = None
     micro_batches: ClassVar[int] = 1

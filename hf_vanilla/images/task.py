@@ -3,7 +3,7 @@
 Shapes: B batch, H x W pixels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from hf_vanilla.data.batching import RowOrder
 from hf_vanilla.data.image_models import label_fields, normalised
 from hf_vanilla.data.images import ImageError
-from hf_vanilla.families import Measure
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.training.processes import sum_over_processes
@@ -35,7 +34,7 @@ from hf_vanilla.training.task import (
 from .batches import IGNORED_LABEL, ImageReader, augment
 from .card import image_card
 from .data import FINGERPRINT_FILE, Images, prepare_images, unreadable_images
-from .options import MEASURES, ImageDataOptions
+from .options import ImageDataOptions
 from .trainer import with_new_head
 
 
@@ -62,7 +61,6 @@ class ImageClassificationTask:
     images: Images
     items: ClassVar[str] = "images"
     counted: ClassVar[tuple[str, ...]] = ("images",)
-    measures: ClassVar[Mapping[str, Measure]] = MEASURES
 
     @property
     def options(self) -> ImageDataOptions:

@@ -3,7 +3,7 @@
 Shapes: B batch, H x W pixels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +22,6 @@ from hf_vanilla.data.image_models import (
     label_fields,
     load_image_processor,
 )
-from hf_vanilla.families import Measure
 from hf_vanilla.models.backbone_vanilla_detr import load_backbone
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.loss_vanilla_detr import NO_LABEL
@@ -36,7 +35,7 @@ from .data import DetectionSets, EndlessOrder, prepare_detection
 from .detection import DetectionCollator, augmented, detection_processor, detection_row
 from .detector import Detector
 from .digit_scenes import DigitScenes
-from .options import MEASURES, DetectionData
+from .options import DetectionData
 from .trainer import processor_edges, with_class_head
 
 LOGGED_FIGURES = ("AP", "AP50", "AP75", "AR_100")
@@ -83,7 +82,6 @@ class ObjectDetectionTask:
     processor: Any
     items: ClassVar[str] = "images"
     counted: ClassVar[tuple[str, ...]] = ("objects", "images")
-    measures: ClassVar[Mapping[str, Measure]] = MEASURES
 
     @property
     def options(self) -> DetectionData:

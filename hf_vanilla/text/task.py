@@ -5,7 +5,7 @@ Shapes: B batch, S source, T target, V vocabulary.
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -30,7 +30,6 @@ from hf_vanilla.data.batching import (
 )
 from hf_vanilla.data.bleu import check_bleu_tokenizer, score_translations
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
-from hf_vanilla.families import Measure
 from hf_vanilla.hub.card import languages_of
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
@@ -43,7 +42,7 @@ from .data import InitialModel, TextData, load_initial_model, prepare_text, text
 from .decoding import Sentence, SentenceDecoder, generated_texts
 from .encoding import EncodedPairs
 from .mixture import SEED_OF_CORPUS, MixtureOrder, SourceNoise
-from .options import MEASURES, TranslationDataOptions
+from .options import TranslationDataOptions
 from .regularization import DropoutOrder, SubwordDropout, rdrop_outputs, simcut_outputs
 
 logger = MainProcessLogger(logging.getLogger(__name__), {})
@@ -136,7 +135,6 @@ class TranslationTask:
     widths: tuple[int, ...] = ()
     items: ClassVar[str] = "tokens"
     counted: ClassVar[tuple[str, ...]] = ("target_tokens",)
-    measures: ClassVar[Mapping[str, Measure]] = MEASURES
 
     @property
     def options(self) -> TranslationDataOptions:

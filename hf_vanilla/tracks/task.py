@@ -3,7 +3,7 @@
 Shapes: B windows, T observed steps, P predicted steps.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 
 import hf_vanilla
 from hf_vanilla.data.batching import RowOrder
-from hf_vanilla.families import Measure
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
@@ -35,7 +34,6 @@ from .card import track_card
 from .data import TrackData, position_errors, prepare_tracks, random_changes
 from .forecaster import class_name, new_forecaster
 from .layout import model_inputs
-from .options import MEASURES
 from .protocol import Protocol, TrackScores
 from .scores import TrackSums, add_windows
 from .windows import Windows
@@ -231,7 +229,6 @@ class TrajectoryTask(TrackTask):
 
     items: ClassVar[str] = "windows"
     counted: ClassVar[tuple[str, ...]] = ("future_steps",)
-    measures: ClassVar[Mapping[str, Measure]] = MEASURES
 
     @property
     def micro_batches(self) -> int:

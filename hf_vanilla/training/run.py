@@ -243,7 +243,7 @@ def save(
     keep = Keeping(
         options.save_total_limit,
         best=options.average_checkpoints if options.average_best else 1,
-        measures=run.task.measures,
+        measures=run.recipe.measures,
         by=run.recipe.best_by,
     )
     state: dict[str, Any] = {

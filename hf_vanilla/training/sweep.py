@@ -29,10 +29,10 @@ from hf_vanilla.families import DEFAULT_TASK, validation_measures
 from hf_vanilla.file_values import check_names, is_finite_number, read_yaml, shown
 from hf_vanilla.files import read_json_lines, write_text
 from hf_vanilla.options import Options, option, options_and_file, typed_values
-from hf_vanilla.plots.curves import LOG_FILE, RECIPE_FILE
+from hf_vanilla.plots.curves import LOG_FILE
 
 from .processes import TERMINATED_STATUS
-from .recipe import Recipe, overridden, read_recipe, recipe_of
+from .recipe import Recipe, overridden, recipe_of
 
 logger = logging.getLogger(__name__)
 
@@ -124,19 +124,13 @@ class SweepRun:
             raise ValueError(
                 f"{path} is damaged: delete it, and hf-vanilla sweep FILE writes it again"
             )
-        self._check_trained()
-        return record
-
-    def _check_trained(self) -> None:
-        written = self.folder / RECIPE_FILE
-        changed = self.recipe().changes_from(read_recipe(["--recipe", str(written)]))
-        changed.pop("output_dir", None)  # the same folder, perhaps moved
-        if changed:
-            shown = ", ".join("{} ({!r}, now {!r})".format(n, *changed[n]) for n in sorted(changed))
+        # output_dir: the same folder, perhaps moved
+        if changes := self.recipe().changes_since(self.folder, free={"output_dir"}):
             raise ValueError(
-                f"{self.folder} was trained with other options, which differ in {shown}: choose "
+                f"{self.folder} was trained with other options, which differ in {changes}: choose "
                 "another output_dir, or delete the folder"
             )
+        return record
 
     def has_translated(self, test: TestSet, record: Mapping[str, Any]) -> bool:
         """Whether this finished run has the translation of a test set.

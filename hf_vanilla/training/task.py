@@ -24,7 +24,6 @@ from huggingface_hub import ModelCard
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_vanilla.families import Measure
 from hf_vanilla.hub.card import hub_id, license_of, public_name
 
 Batch = dict[str, Tensor]
@@ -56,8 +55,8 @@ class Validation:
     """Result of `Task.validate`, equal on all processes.
 
     Attributes:
-        values: numbers for the metrics log by name, those of `Task.measures` among them; others,
-            such as a perplexity, are only logged.
+        values: numbers for the metrics log by name, those of the task's measures among them;
+            others, such as a perplexity, are only logged.
         details: anything that `Task.card` needs beside the numbers, such as signatures of scores.
         samples: a few outputs as texts by name, for the metrics log and the curves.
     """
@@ -146,16 +145,12 @@ class Task(Protocol):
         counted: names of the numbers that `counts` returns, for the log: `("target_tokens",)`.
         micro_batches: how many micro-batches the recipe wants in one step; the engine rounds up to
             a multiple of the number of processes.
-        measures: every number of the log that is drawn or compared, by name, in the order of the
-            legend. Those with a `better` direction come from `validate`; the first of them is the
-            default of `best_by`.
         has_validation: whether there is a validation set; without one `validate` is not called.
     """
 
     items: str
     counted: tuple[str, ...]
     micro_batches: int
-    measures: Mapping[str, Measure]
     has_validation: bool
 
     def model(self) -> PreTrainedModel:

@@ -56,7 +56,7 @@ def validate(run: PreparedRun, log: MetricsLog, progress: Progress) -> dict[str,
 
 def compare(run: PreparedRun, progress: Progress, value: float | None) -> None:
     """Note whether a validation is the best so far; tell when the patience is used up."""
-    best_by = run.task.measures[run.recipe.best_by]
+    best_by = run.recipe.measures[run.recipe.best_by]
     if value is None:
         return
     if progress.best is None or best_by.rank(value) < best_by.rank(progress.best):
@@ -104,7 +104,7 @@ def finish(run: PreparedRun, log: MetricsLog, progress: Progress) -> Path:
         load_weights(model, average_checkpoints(folders))
         found[name] = measure(run, model, is_final=True)
     # the best comes last, in the log too; of equal ones, the mean
-    deciding = run.task.measures[by]
+    deciding = run.recipe.measures[by]
 
     def rank(name: str) -> float:
         value = found[name].values.get(by, math.nan) if name in found else math.nan
@@ -134,7 +134,7 @@ def _candidates(run: PreparedRun, folders: list[Path], by: str) -> dict[str, lis
     few steps weights still change fast, and the mean may be worse than its parts.
     """
     options, count = run.options, run.options.average_checkpoints
-    ranked = best_checkpoints(folders, count, measures=run.task.measures, by=by)
+    ranked = best_checkpoints(folders, count, measures=run.recipe.measures, by=by)
     mean = ranked if options.average_best else folders[-count:]
     chosen = [part for part in (folders[-1:], ranked[:1], mean) if part]
     return {_name(part): part for part in chosen}
@@ -154,7 +154,7 @@ def _write_model(
     validation: Validation | None,
 ) -> None:
     """Write weights, code, processor, model card and curves; `name` says which model it is."""
-    entries, task = read_json_lines(log.path), run.task
+    entries, task, measures = read_json_lines(log.path), run.task, run.recipe.measures
     facts = RunFacts(
         model_name=run.output_dir.resolve().name,
         recipe=run.recipe.to_yaml(),
@@ -169,7 +169,7 @@ def _write_model(
         summary={
             "finished model": name,
             "computed in": precision_in_words(run.accelerator),
-            **run_summary(entries, task.measures, task.items),
+            **run_summary(entries, measures, task.items),
         },
     )
 
@@ -180,7 +180,7 @@ def _write_model(
         with suppress(ImportError):  # figures are an extra
             name = run.output_dir.name
             floors = {name: floor_of_run(folder)}  # by the config that was just saved
-            save_curves({name: entries}, folder / CURVES_FILE, task.measures, floors=floors)
+            save_curves({name: entries}, folder / CURVES_FILE, measures, floors=floors)
 
     write_files(run.output_dir, write)
 
