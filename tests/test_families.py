@@ -24,7 +24,7 @@ from hf_vanilla.training.checkpointing import AverageOptions, average_run
 from hf_vanilla.training.options import TrainRecipe
 from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
-from hf_vanilla.training.task import RunFacts, Validation, Work
+from hf_vanilla.training.task import Validation, Work
 from hf_vanilla.training.validation import evaluate, read_evaluation
 
 TEXTS = ("a b", "a b c", "a", "a b c d e")
@@ -72,6 +72,7 @@ class WordCountTask:
     recipe: Recipe
     items: ClassVar[str] = "texts"
     counted: ClassVar[tuple[str, ...]] = ("texts",)
+    shown_count: ClassVar[str] = ""
     has_validation: ClassVar[bool] = True
     processor: ClassVar[Any] = None
     micro_batches: ClassVar[int] = 1
@@ -108,10 +109,8 @@ class WordCountTask:
     def save(self, folder):
         pass
 
-    def card(self, facts: RunFacts, validation):
-        return ModelCard(
-            f"---\n---\n# {facts.model_name}: error {validation.values['error']:.3f}\n"
-        )
+    def card(self, facts, validation):
+        return ModelCard(f"---\n---\n# {facts['title']}: error {validation.values['error']:.3f}\n")
 
 
 @dataclass(frozen=True, kw_only=True)

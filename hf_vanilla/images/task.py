@@ -3,10 +3,10 @@
 Shapes: B batch, H x W pixels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import (
     Batch,
-    RunFacts,
     Validation,
     Work,
     data_fingerprint,
@@ -61,6 +60,7 @@ class ImageClassificationTask:
     images: Images
     items: ClassVar[str] = "images"
     counted: ClassVar[tuple[str, ...]] = ("images",)
+    shown_count: ClassVar[str] = "images"
 
     @property
     def options(self) -> ImageDataOptions:
@@ -199,12 +199,12 @@ class ImageClassificationTask:
         self.images.processor.save_pretrained(folder)
         np.save(folder / FINGERPRINT_FILE, self.images.train.images.fingerprints)
 
-    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+    def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
         """The model card with data, classes and accuracy."""
-        train, run = self.images.train.images, facts.of_card("images")
-        run["training"] += unreadable_images((self.images.train, self.images.validation))
+        train = self.images.train.images
+        left_out = unreadable_images((self.images.train, self.images.validation))
         return image_card(
-            **run,
+            **{**facts, "training": facts["training"] + left_out},
             dataset=Path(train.origin).name,
             classes=train.label_names,
             scores=None if validation is None else validation.values,

@@ -3,7 +3,7 @@
 Shapes: B batch, H x W pixels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,7 +27,7 @@ from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.loss_vanilla_detr import NO_LABEL
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
+from hf_vanilla.training.task import Batch, Validation, Work, micro_batch_size
 
 from .card import detection_card
 from .coco_scores import coco_classes, detected_in, score_detections
@@ -82,6 +82,7 @@ class ObjectDetectionTask:
     processor: Any
     items: ClassVar[str] = "images"
     counted: ClassVar[tuple[str, ...]] = ("objects", "images")
+    shown_count: ClassVar[str] = "images"
 
     @property
     def options(self) -> DetectionData:
@@ -187,10 +188,10 @@ class ObjectDetectionTask:
         """Write the image processor."""
         self.processor.save_pretrained(folder)
 
-    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+    def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
         """The model card with data, classes and AP."""
         return detection_card(
-            **facts.of_card("images"),
+            **facts,
             dataset=Path(self.sets.train.origin).name,
             classes=self.sets.train.label_names,
             scores=None if validation is None else validation.details,

@@ -5,11 +5,11 @@ Shapes: B batch, S source, T target, V vocabulary.
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
+from hf_vanilla.training.task import Batch, Validation, Work
 
 from .card import translation_card
 from .data import InitialModel, TextData, load_initial_model, prepare_text, text_facts
@@ -135,6 +135,7 @@ class TranslationTask:
     widths: tuple[int, ...] = ()
     items: ClassVar[str] = "tokens"
     counted: ClassVar[tuple[str, ...]] = ("target_tokens",)
+    shown_count: ClassVar[str] = "target_tokens"
 
     @property
     def options(self) -> TranslationDataOptions:
@@ -331,7 +332,7 @@ class TranslationTask:
         """Write the tokenizer."""
         self.data.tokenizer.save_pretrained(folder)
 
-    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+    def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
         """The model card with corpus, languages and scores."""
         options = self.options
         corpus = options.dataset or BUILT_IN_CORPUS
@@ -349,7 +350,7 @@ class TranslationTask:
         elif start is not None:
             languages = languages_of(start)
         return translation_card(
-            **facts.of_card("target_tokens"),
+            **facts,
             dataset=corpus,
             languages=languages,
             scores=None if validation is None else validation.details,

@@ -3,7 +3,7 @@
 Shapes: B windows, T observed steps, P predicted steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +23,6 @@ from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import (
     Batch,
-    RunFacts,
     Validation,
     Work,
     data_fingerprint,
@@ -54,6 +53,7 @@ class TrackTask:
     recipe: Recipe
     tracks: TrackData
     form_option: ClassVar[str] = "form"
+    shown_count: ClassVar[str] = ""
 
     @property
     def options(self) -> Any:
@@ -161,14 +161,13 @@ class TrackTask:
         """What the training data is cut into, in words."""
         return f"{len(self.tracks.train):,} windows"
 
-    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+    def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
         """The model card with data, protocol and scores."""
         options = self.options
         tracks = self.tracks.train.table.describe() + options.left_out
-        run = facts.of_card()
-        run["training"] = f"{tracks}; {self.describe_training()}\n\n{run['training']}"
+        training = f"{tracks}; {self.describe_training()}\n\n{facts['training']}"
         return track_card(
-            **run,
+            **{**facts, "training": training},
             dataset=Path(options.dataset).name,
             scores=None if validation is None else validation.details,
         )
