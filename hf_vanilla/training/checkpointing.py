@@ -37,12 +37,8 @@ OLD_OPTIMIZER_FILE = "optimizer.bin"  # by accelerate, in checkpoints of earlier
 
 def all_checkpoints(output_dir: Path) -> list[Path]:
     """Complete checkpoints of a run, oldest first."""
-    found = [
-        (int(folder.name.removeprefix("checkpoint-")), folder)
-        for folder in output_dir.glob("checkpoint-*")
-        if folder.name.removeprefix("checkpoint-").isdecimal()
-    ]
-    return [folder for _, folder in sorted(found)]
+    steps = {f: f.name.removeprefix("checkpoint-") for f in output_dir.glob("checkpoint-*")}
+    return sorted((f for f in steps if steps[f].isdecimal()), key=lambda f: int(steps[f]))
 
 
 def checkpoint_state(folder: Path) -> dict[str, Any]:

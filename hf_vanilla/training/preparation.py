@@ -334,11 +334,10 @@ def current_facts(facts: dict[str, Any], config: Any) -> dict[str, Any]:
     """Facts of a checkpoint with its config as this version of the package reads it."""
     if "config" not in facts:
         return facts
-    known = {
-        name: facts["config"][name] for name in config_facts(config) if name in facts["config"]
-    }
+    saved = facts["config"]
+    known = {name: saved[name] for name in config_facts(config) if name in saved}
     read = config_facts(type(config)(**known))
-    return {**facts, "config": json.loads(json.dumps({**facts["config"], **read}))}
+    return {**facts, "config": json.loads(json.dumps({**saved, **read}))}
 
 
 def check_facts(before: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
