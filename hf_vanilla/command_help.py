@@ -210,16 +210,19 @@ def help_parser(name: str, chosen: str) -> ArgumentParser:
 
 def option_names() -> list[str]:
     """`COMMAND --OPTION` of all commands, each once."""
-    return sorted(
-        {
-            f"{command} {option['names'][0]}"
-            for command, helps in declared_options().items()
-            for facts in helps.values()
-            for group in facts["groups"]
-            for option in group["options"]
-            if option["dest"] != "help"
-        }
-    )
+    commands = declared_options().items()
+    return sorted(f"{command} {name}" for command, helps in commands for name in options_of(helps))
+
+
+def options_of(helps: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The options that the helps of a command describe, by name; without `--help`."""
+    return {
+        option["names"][0]: option
+        for facts in helps.values()
+        for group in facts["groups"]
+        for option in group["options"]
+        if option["dest"] != "help"
+    }
 
 
 def fast_help(name: str, arguments: Sequence[str]) -> ArgumentParser | None:
@@ -262,18 +265,11 @@ def completion_script(shell: str, commands: dict[str, str]) -> str:
     parser = ArgumentParser("hf-vanilla", description="The original Transformer")
     subparsers = parser.add_subparsers()
     for name, variants in listed_options().items():
-        options = {
-            option["names"][0]: option
-            for facts in variants.values()
-            for group in facts["groups"]
-            for option in group["options"]
-            if option["dest"] != "help"
-        }
         command = subparsers.add_parser(name, help=commands[name], description=commands[name])
         first_words = [key for key in variants if key and not key.startswith("-")]
         if first_words:
             command.add_argument("kind", choices=first_words)
-        for option in options.values():
+        for option in options_of(variants).values():
             action = add_option(command, {k: v for k, v in option.items() if k != "default"})
             if option["dest"].endswith(("model", "input", "output", "source", "target", "_dir")):
                 action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab reads it

@@ -232,23 +232,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run_command(name: str, arguments: Sequence[str] | None = None) -> None:
+def run_command(name: str, arguments: Sequence[str]) -> None:
     """Run one command and print what it returns; of several processes only the first prints.
 
     Args:
         name: a key of `COMMANDS`.
-        arguments: what follows the name; None: `sys.argv[1:]`.
+        arguments: what follows the name.
 
     Raises:
         SystemExit: as `run`.
     """
-    rest = sys.argv[1:] if arguments is None else arguments
     _open_standard_streams()
     _beside("cpus").limit_torch(os.environ)
-    sys.argv = [f"{PROGRAM} {name}", *rest]  # argparse takes the program's name from argv[0]
+    sys.argv = [f"{PROGRAM} {name}", *arguments]  # argparse takes the program's name from argv[0]
     command = COMMANDS[name]
     with _exit_without_traceback():
-        parser = _beside("command_help").fast_help(name, rest)
+        parser = _beside("command_help").fast_help(name, arguments)
         if parser is not None:
             parser.print_help()
             parser.exit()

@@ -44,7 +44,9 @@ class TaskEntry:
         model_types: `model_type` of its models' configs.
         data: dataclass of its data options. Its method `check_with(train)` compares them with the
             shared options.
-        measures: its `dict` of `Measure` by name.
+        measures: its `dict` of `Measure` by name: every number of the log that is drawn or
+            compared, in the order of the legend. Those with a `better` direction come from
+            `validate`; the first of them is the default of `best_by`.
         prepare: function of a recipe that returns a `training.task.Task`.
         config: config class that the recipe's section `model` is for.
         model: class or function that makes a model from a config.

@@ -7,7 +7,7 @@ raises becomes one line. The Auto classes and `from_pretrained` stay as in trans
 import logging
 import pickle
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -258,11 +258,9 @@ def _is_no_report(record: logging.LogRecord) -> bool:
 def _one_line(name: str | Path, part: str) -> Iterator[None]:
     """Name the folder and the reason, whatever a damaged one raises."""
     try:
-        if Path(name).is_dir():
+        is_here = Path(name).is_dir()
+        with nullcontext() if is_here else found_on_hub(name, is_model=part != "dataset"):
             yield
-        else:
-            with found_on_hub(name, is_model=part != "dataset"):
-                yield
     except (ImportError, FileNotFoundError):
         raise
     except OSError as error:

@@ -6,6 +6,7 @@ import re
 from argparse import ArgumentError, ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from operator import ge, gt, le, lt
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypedDict, Union, Unpack, get_args, get_origin, get_type_hints
@@ -122,6 +123,10 @@ def check_multiple(options: Any, name: str, of: str) -> None:
         raise ValueError(f"{name}={value} is not a multiple of {of}={divisor}: change either")
 
 
+# what is not allowed by each limit of `Facts`
+OUTSIDE = {"at_least": lt, "above": le, "at_most": gt, "below": ge}
+
+
 def _check_value(declared: Field, value: Any) -> None:
     name, limits = declared.name, declared.metadata
     choices = limits.get("choices", ())
@@ -131,13 +136,7 @@ def _check_value(declared: Field, value: Any) -> None:
         return
     if not math.isfinite(value):
         raise ValueError(f"{name}={value}: give a finite number")
-    outside = {
-        "at_least": lambda limit: value < limit,
-        "above": lambda limit: value <= limit,
-        "at_most": lambda limit: value > limit,
-        "below": lambda limit: value >= limit,
-    }
-    if any(is_outside(limits[key]) for key, is_outside in outside.items() if key in limits):
+    if any(is_outside(value, limits[key]) for key, is_outside in OUTSIDE.items() if key in limits):
         raise ValueError(f"{name}={value}: give {_bounds(limits)}")
 
 

@@ -25,6 +25,9 @@ from hf_vanilla.plots.figures import (
     save_figure,
 )
 
+# colours of the lowest and the highest value; zero has the background's
+ENDS = {"light": ("#00508a", "#b34700"), "dark": ("#56b4e9", "#e69f00")}
+
 
 def main(options: argparse.Namespace) -> None:
     """Draw the positions of a width."""
@@ -67,7 +70,8 @@ def save_positions(
         figure = new_figure((10, 8))
         panels = figure.subplot_mosaic([["table", "table"], ["products", "rows"]])
         axes = panels["table"]
-        ends = (colours.below_zero, colours.background, colours.above_zero)
+        below_zero, above_zero = ENDS[theme]
+        ends = (below_zero, colours.background, above_zero)
         signed = LinearSegmentedColormap.from_list("signed", ends)
         image = axes.imshow(table.numpy(), cmap=signed, vmin=-1, vmax=1, **style)
         axes.set(

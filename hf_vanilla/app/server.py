@@ -150,10 +150,9 @@ def application(served: Served, worker: Worker, access: Access) -> Starlette:
             ),
         ],
         middleware=[Middleware(Guard, access=access, refused=error_answer)],
-        exception_handlers={
-            HTTPException: lambda _, error: error_answer(error),
-            Exception: lambda _, error: error_answer(error),
-        },
+        exception_handlers=dict.fromkeys(
+            (HTTPException, Exception), lambda _, error: error_answer(error)
+        ),
     )
 
 

@@ -229,12 +229,12 @@ class ImageRequest:
     paths: tuple[str, ...]
 
 
-def read_image_request(arguments: Sequence[str], options: type) -> ImageRequest:
+def read_image_request(options: type, arguments: Sequence[str]) -> ImageRequest:
     """Options and paths of a command line, in any order; a single `-` reads paths from stdin.
 
     Args:
-        arguments: of the command line.
         options: dataclass of the command.
+        arguments: of the command line.
 
     Raises:
         UsageError: an option is unknown or missing, or there is no path.

@@ -39,8 +39,6 @@ app_file: index.html
 A model that translates in the browser. This page of `hf-vanilla page` needs no server.
 """
 
-__all__ = ["PushOptions", "Repository", "push_folder", "push_model"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PushOptions(Options):

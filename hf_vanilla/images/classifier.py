@@ -6,7 +6,7 @@ Shapes: B batch, C labels, L layers, H heads, P patches in R rows and K columns.
 import csv
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -140,9 +140,7 @@ class ClassifyOptions(ImageFilesOptions):
     batch_size: int = option(32, "images at a time", at_least=1)
 
 
-def read_classification(arguments: Sequence[str]) -> ImageRequest:
-    """Options and paths of a command line."""
-    return read_image_request(arguments, ClassifyOptions)
+read_classification = partial(read_image_request, ClassifyOptions)
 
 
 def classify_files(request: ImageRequest) -> None:

@@ -89,11 +89,12 @@ class ImagePage:
 
     def page(self) -> Page:
         """Its files and functions."""
-
-        def look(request: dict[str, Any]) -> dict[str, Any]:
-            return self.look(str(request.get("picture")), is_drawn=bool(request.get("isDrawn")))
-
-        return page_of_component(TITLE, Path(__file__).parent, {"look": look}, about=self.about())
+        views = {
+            "look": lambda request: self.look(
+                str(request.get("picture")), is_drawn=bool(request.get("isDrawn"))
+            )
+        }
+        return page_of_component(TITLE, Path(__file__).parent, views, about=self.about())
 
 
 def centred(drawing: "Image") -> "Image":

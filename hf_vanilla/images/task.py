@@ -6,7 +6,7 @@ Shapes: B batch, H x W pixels.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,14 +18,12 @@ from transformers import PreTrainedModel
 from hf_vanilla.data.batching import RowOrder
 from hf_vanilla.data.image_models import label_fields, normalised
 from hf_vanilla.data.images import ImageError
-from hf_vanilla.families import Measure
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import (
     Batch,
-    RunFacts,
     Validation,
     Work,
     data_fingerprint,
@@ -35,7 +33,7 @@ from hf_vanilla.training.task import (
 from .batches import IGNORED_LABEL, ImageReader, augment
 from .card import image_card
 from .data import FINGERPRINT_FILE, Images, prepare_images, unreadable_images
-from .options import MEASURES, ImageDataOptions
+from .options import ImageDataOptions
 from .trainer import with_new_head
 
 
@@ -62,7 +60,7 @@ class ImageClassificationTask:
     images: Images
     items: ClassVar[str] = "images"
     counted: ClassVar[tuple[str, ...]] = ("images",)
-    measures: ClassVar[Mapping[str, Measure]] = MEASURES
+    shown_count: ClassVar[str] = "images"
 
     @property
     def options(self) -> ImageDataOptions:
@@ -201,12 +199,12 @@ class ImageClassificationTask:
         self.images.processor.save_pretrained(folder)
         np.save(folder / FINGERPRINT_FILE, self.images.train.images.fingerprints)
 
-    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+    def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
         """The model card with data, classes and accuracy."""
-        train, run = self.images.train.images, facts.of_card("images")
-        run["training"] += unreadable_images((self.images.train, self.images.validation))
+        train = self.images.train.images
+        left_out = unreadable_images((self.images.train, self.images.validation))
         return image_card(
-            **run,
+            **{**facts, "training": facts["training"] + left_out},
             dataset=Path(train.origin).name,
             classes=train.label_names,
             scores=None if validation is None else validation.values,

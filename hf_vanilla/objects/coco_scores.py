@@ -183,7 +183,7 @@ def score_detector(
         ValueError: there is nothing to score.
         ImageError: an image is unreadable.
     """
-    return score_detections(_detected(detector, images, batch_size), images)
+    return score_detections(detected_in(images, range(len(images)), detector, batch_size), images)
 
 
 def score_layers(
@@ -198,7 +198,8 @@ def score_layers(
     model, scores = copy.deepcopy(detector.model), list[LayerScores]()
     layers = model.model.decoder.layers
     while len(layers):
-        found = _detected(Detector(model, detector.processor), images, batch_size)
+        shorter = Detector(model, detector.processor)
+        found = detected_in(images, range(len(images)), shorter, batch_size)
         kept = [without_overlaps(entry) for entry in found]
         figures = [score_detections(entries, images).figures for entries in (found, kept)]
         scores.append(LayerScores(*(part[name] for part in figures for name in ("AP", "AP50"))))
@@ -206,11 +207,13 @@ def score_layers(
     return tuple(reversed(scores))
 
 
-def _detected(detector: Detector, images: DetectionImages, batch_size: int) -> list[Detections]:
+def detected_in(
+    images: DetectionImages, rows: range, detector: Detector, batch_size: int
+) -> list[Detections]:
+    """What a detector finds in these rows, so many images at a time."""
     found: list[Detections] = []
-    for first in range(0, len(images), batch_size):
-        rows = range(first, min(first + batch_size, len(images)))
-        found += detector.detect(images.open(row) for row in rows)
+    for first in range(0, len(rows), batch_size):
+        found += detector.detect(map(images.open, rows[first : first + batch_size]))
     return found
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -247,9 +248,7 @@ class CocoIds:
         raise ValueError(f"{path} is not among the {len(self.images)} images of the annotations")
 
 
-def read_detection(arguments: Sequence[str]) -> ImageRequest:
-    """Options and paths of a command line."""
-    return read_image_request(arguments, DetectOptions)
+read_detection = partial(read_image_request, DetectOptions)
 
 
 def detect_files(request: ImageRequest) -> None:

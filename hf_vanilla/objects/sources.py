@@ -99,13 +99,15 @@ def read_coco(path: Path, folder: Path | None = None) -> DetectionImages:
     """
     content = _coco_content(path)
     categories = sorted(content["categories"], key=lambda e: (isinstance(e["id"], str), e["id"]))
-    ids = [entry["id"] for entry in categories]
+    ids, names = [e["id"] for e in categories], [str(e["name"]) for e in categories]
+    image_ids = [entry["id"] for entry in content["images"]]
+    files = [entry["file_name"] for entry in content["images"]]
     _refuse_twice(ids, f"{path}: category id")
-    _refuse_twice([str(entry["name"]) for entry in categories], f"{path}: category name")
-    _refuse_twice([entry["id"] for entry in content["images"]], f"{path}: image id")
-    _refuse_twice([entry["file_name"] for entry in content["images"]], f"{path}: image")
+    _refuse_twice(names, f"{path}: category name")
+    _refuse_twice(image_ids, f"{path}: image id")
+    _refuse_twice(files, f"{path}: image")
     label_of = {category: label for label, category in enumerate(ids)}
-    by_image: dict[Any, list[Mapping[str, Any]]] = {e["id"]: [] for e in content["images"]}
+    by_image: dict[Any, list[Mapping[str, Any]]] = {number: [] for number in image_ids}
     for entry in content["annotations"]:
         item = f"{path}: annotation {entry.get('id')}"
         if entry.get("image_id") not in by_image:
@@ -123,14 +125,14 @@ def read_coco(path: Path, folder: Path | None = None) -> DetectionImages:
                 f"{item} has no bbox: export boxes, not segmentation alone, from the labelling tool"
             )
         by_image[entry["image_id"]].append(entry)
-    root, files = folder or path.parent, [entry["file_name"] for entry in content["images"]]
+    root = folder or path.parent
     sizes = [_size_of(entry, root) for entry in content["images"]]
     return DetectionImages(
-        objects=[_coco_objects(path, by_image[e["id"]], label_of) for e in content["images"]],
+        objects=[_coco_objects(path, entries, label_of) for entries in by_image.values()],
         sizes=np.asarray(sizes, dtype=np.int64),
-        label_names=tuple(str(entry["name"]) for entry in categories),
+        label_names=tuple(names),
         category_ids=tuple(ids),
-        image_ids=[entry["id"] for entry in content["images"]],
+        image_ids=image_ids,
         names=files,
         open=_OpenFile(root, tuple(files), tuple(sizes)),
         origin=str(path),
@@ -194,13 +196,12 @@ def _corners_of(box: Any, item: str) -> tuple[float, float, float, float]:
     """
     try:
         left, top, width, height = (float(value) for value in box)
-        is_finite = bool(np.isfinite([left, top, width, height]).all())
+        if not np.isfinite([left, top, width, height]).all():
+            raise ValueError
     except (TypeError, ValueError, OverflowError):
-        is_finite = False
-    if not is_finite:
         raise ValueError(
             f"{item} has bbox {shown(box)}: give four finite numbers, left, top, width, height"
-        )
+        ) from None
     if width < 0 or height < 0:
         raise ValueError(
             f"{item} has bbox {box!r} with a negative side: give left, top, width, height"

@@ -22,21 +22,20 @@ from hf_vanilla.data.image_models import (
     label_fields,
     load_image_processor,
 )
-from hf_vanilla.families import Measure
 from hf_vanilla.models.backbone_vanilla_detr import load_backbone
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.loss_vanilla_detr import NO_LABEL
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
+from hf_vanilla.training.task import Batch, Validation, Work, micro_batch_size
 
 from .card import detection_card
-from .coco_scores import coco_classes, score_detections
+from .coco_scores import coco_classes, detected_in, score_detections
 from .data import DetectionSets, EndlessOrder, prepare_detection
 from .detection import DetectionCollator, augmented, detection_processor, detection_row
-from .detector import Detections, Detector
+from .detector import Detector
 from .digit_scenes import DigitScenes
-from .options import MEASURES, DetectionData
+from .options import DetectionData
 from .trainer import processor_edges, with_class_head
 
 LOGGED_FIGURES = ("AP", "AP50", "AP75", "AR_100")
@@ -83,7 +82,7 @@ class ObjectDetectionTask:
     processor: Any
     items: ClassVar[str] = "images"
     counted: ClassVar[tuple[str, ...]] = ("objects", "images")
-    measures: ClassVar[Mapping[str, Measure]] = MEASURES
+    shown_count: ClassVar[str] = "images"
 
     @property
     def options(self) -> DetectionData:
@@ -176,13 +175,9 @@ class ObjectDetectionTask:
         images = self.sets.validation
         assert images is not None
         rows = range(accelerator.process_index, len(images), accelerator.num_processes)
-        found: list[tuple[int, Detections]] = []
         detector = Detector(model, self.processor)
-        for first in range(0, len(rows), self.options.images_per_batch):
-            selected = list(rows[first : first + self.options.images_per_batch])
-            detected = detector.detect(images.open(row) for row in selected)
-            found += zip(selected, detected, strict=True)
-        joined = dict(gather_object(found))
+        found = detected_in(images, rows, detector, self.options.images_per_batch)
+        joined = dict(gather_object(list(zip(rows, found, strict=True))))
         scores = score_detections([joined[row] for row in range(len(images))], images)
         values = {name.lower(): scores.figures[name] for name in LOGGED_FIGURES}
         return Validation(
@@ -193,10 +188,10 @@ class ObjectDetectionTask:
         """Write the image processor."""
         self.processor.save_pretrained(folder)
 
-    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+    def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
         """The model card with data, classes and AP."""
         return detection_card(
-            **facts.of_card("images"),
+            **facts,
             dataset=Path(self.sets.train.origin).name,
             classes=self.sets.train.label_names,
             scores=None if validation is None else validation.details,

@@ -45,7 +45,6 @@ class Theme:
         lines: of curves, in their order; told apart by readers with any kind of colour vision
             (the palette of Okabe and Ito).
         heat: matplotlib's colour map of weights, from 0 in a colour near the background.
-        below_zero, above_zero: of numbers with a sign; zero has the background's colour.
     """
 
     background: str
@@ -53,8 +52,6 @@ class Theme:
     faint: str
     lines: tuple[str, ...]
     heat: str
-    below_zero: str
-    above_zero: str
 
 
 THEMES = {
@@ -64,8 +61,6 @@ THEMES = {
         faint="#c4cad0",
         lines=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
         heat="Blues",
-        below_zero="#00508a",
-        above_zero="#b34700",
     ),
     "dark": Theme(
         background="#14181d",
@@ -73,8 +68,6 @@ THEMES = {
         faint="#474f58",
         lines=("#56b4e9", "#e69f00", "#2bc29b", "#e5a0c6", "#f0e442", "#e8743b"),
         heat="bone",
-        below_zero="#56b4e9",
-        above_zero="#e69f00",
     ),
 }
 

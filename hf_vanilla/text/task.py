@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,20 +30,19 @@ from hf_vanilla.data.batching import (
 )
 from hf_vanilla.data.bleu import check_bleu_tokenizer, score_translations
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
-from hf_vanilla.families import Measure
 from hf_vanilla.hub.card import languages_of
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
+from hf_vanilla.training.task import Batch, Validation, Work
 
 from .card import translation_card
 from .data import InitialModel, TextData, load_initial_model, prepare_text, text_facts
 from .decoding import Sentence, SentenceDecoder, generated_texts
 from .encoding import EncodedPairs
 from .mixture import SEED_OF_CORPUS, MixtureOrder, SourceNoise
-from .options import MEASURES, TranslationDataOptions
+from .options import TranslationDataOptions
 from .regularization import DropoutOrder, SubwordDropout, rdrop_outputs, simcut_outputs
 
 logger = MainProcessLogger(logging.getLogger(__name__), {})
@@ -128,7 +127,7 @@ class TranslationTask:
     widths: tuple[int, ...] = ()
     items: ClassVar[str] = "tokens"
     counted: ClassVar[tuple[str, ...]] = ("target_tokens",)
-    measures: ClassVar[Mapping[str, Measure]] = MEASURES
+    shown_count: ClassVar[str] = "target_tokens"
 
     @property
     def options(self) -> TranslationDataOptions:
@@ -325,7 +324,7 @@ class TranslationTask:
         """Write the tokenizer."""
         self.data.tokenizer.save_pretrained(folder)
 
-    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+    def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
         """The model card with corpus, languages and scores."""
         options = self.options
         corpus = options.dataset or BUILT_IN_CORPUS
@@ -343,7 +342,7 @@ class TranslationTask:
         elif start is not None:
             languages = languages_of(start)
         return translation_card(
-            **facts.of_card("target_tokens"),
+            **facts,
             dataset=corpus,
             languages=languages,
             scores=None if validation is None else validation.details,

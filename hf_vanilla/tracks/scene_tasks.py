@@ -5,7 +5,7 @@ P predicted steps.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.batching import shuffled
-from hf_vanilla.families import Measure, task_entry
+from hf_vanilla.families import task_entry
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.inputs_vanilla_scene import checked_scenes
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
@@ -35,7 +35,7 @@ from .layout import (
     scene_middles,
     surrounding_inputs,
 )
-from .options import JOINT_MEASURES, SCENE_MEASURES, SceneOptions
+from .options import SceneOptions
 from .road_maps import RoadMap
 from .scores import JointSums, TrackSums, add_scenes
 from .task import TrackTask
@@ -281,7 +281,6 @@ class JointTrajectoryTask(SceneTask):
     first: PreTrainedModel | None = None
     counted: ClassVar[tuple[str, ...]] = ("agents",)
     form_option: ClassVar[str] = "stage"
-    measures: ClassVar[Mapping[str, Measure]] = JOINT_MEASURES
 
     def fit(self, model: Any) -> None:
         """Put the second stage on the trained first one."""
@@ -341,7 +340,6 @@ class SceneTrajectoryTask(SceneTask):
     """A prepared run of a forecaster of scenes."""
 
     counted: ClassVar[tuple[str, ...]] = ("future steps",)
-    measures: ClassVar[Mapping[str, Measure]] = SCENE_MEASURES
 
     def fit(self, model: Any) -> None:
         """Take the regions of proposals from the training scenes."""

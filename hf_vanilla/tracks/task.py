@@ -18,13 +18,11 @@ from transformers import PreTrainedModel
 
 import hf_vanilla
 from hf_vanilla.data.batching import RowOrder
-from hf_vanilla.families import Measure
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import (
     Batch,
-    RunFacts,
     Validation,
     Work,
     data_fingerprint,
@@ -35,7 +33,6 @@ from .card import track_card
 from .data import TrackData, position_errors, prepare_tracks, random_changes
 from .forecaster import class_name, new_forecaster
 from .layout import model_inputs
-from .options import MEASURES
 from .protocol import Protocol, TrackScores
 from .scores import TrackSums, add_windows
 from .windows import Windows
@@ -56,6 +53,7 @@ class TrackTask:
     recipe: Recipe
     tracks: TrackData
     form_option: ClassVar[str] = "form"
+    shown_count: ClassVar[str] = ""
 
     @property
     def options(self) -> Any:
@@ -163,14 +161,13 @@ class TrackTask:
         """What the training data is cut into, in words."""
         return f"{len(self.tracks.train):,} windows"
 
-    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+    def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
         """The model card with data, protocol and scores."""
         options = self.options
         tracks = self.tracks.train.table.describe() + options.left_out
-        run = facts.of_card()
-        run["training"] = f"{tracks}; {self.describe_training()}\n\n{run['training']}"
+        training = f"{tracks}; {self.describe_training()}\n\n{facts['training']}"
         return track_card(
-            **run,
+            **{**facts, "training": training},
             dataset=Path(options.dataset).name,
             scores=None if validation is None else validation.details,
         )
@@ -231,7 +228,6 @@ class TrajectoryTask(TrackTask):
 
     items: ClassVar[str] = "windows"
     counted: ClassVar[tuple[str, ...]] = ("future_steps",)
-    measures: ClassVar[Mapping[str, Measure]] = MEASURES
 
     @property
     def micro_batches(self) -> int:

@@ -37,12 +37,8 @@ OLD_OPTIMIZER_FILE = "optimizer.bin"  # by accelerate, in checkpoints of earlier
 
 def all_checkpoints(output_dir: Path) -> list[Path]:
     """Complete checkpoints of a run, oldest first."""
-    found = [
-        (int(folder.name.removeprefix("checkpoint-")), folder)
-        for folder in output_dir.glob("checkpoint-*")
-        if folder.name.removeprefix("checkpoint-").isdecimal()
-    ]
-    return [folder for _, folder in sorted(found)]
+    steps = {f: f.name.removeprefix("checkpoint-") for f in output_dir.glob("checkpoint-*")}
+    return sorted((f for f in steps if steps[f].isdecimal()), key=lambda f: int(steps[f]))
 
 
 def checkpoint_state(folder: Path) -> dict[str, Any]:
@@ -361,13 +357,11 @@ def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
             weights = load_file(path)
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged ({error}): restore it, or leave it out") from None
-        shapes = {name: weight.shape for name, weight in weights.items()}
-        if totals and shapes != {name: total.shape for name, total in totals.items()}:
-            odd = sorted(
-                n
-                for n in shapes.keys() | totals.keys()
-                if n not in shapes or n not in totals or shapes[n] != totals[n].shape
-            )
+        here, before = (
+            {(name, tensor.shape) for name, tensor in tensors.items()}
+            for tensors in (weights, totals or weights)
+        )
+        if odd := sorted({name for name, _ in here ^ before}):
             raise ValueError(f"{folder} is of another model than {folders[0]}: {odd} differ")
         for name, weight in weights.items():
             dtypes.setdefault(name, weight.dtype)
@@ -407,10 +401,9 @@ def average_run(options: AverageOptions) -> Path:
         if model.can_generate():
             model.generation_config = load_saved(GenerationConfig, run)
         load_weights(model, average_checkpoints(chosen))
-        processor = load_saved(load_part(entry.processor), run) if entry.processor else None
         model.save_pretrained(folder)
-        if processor is not None:
-            processor.save_pretrained(folder)
+        if entry.processor:
+            load_saved(load_part(entry.processor), run).save_pretrained(folder)
         names = ", ".join(path.name for path in chosen)
         change = f"Mean of {names} of {run.resolve().name}, by `hf-vanilla average`."
         carry_over(str(run), folder, change=change)

@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
 from pathlib import Path
 
 from hf_vanilla.families import validation_measures
@@ -36,9 +36,55 @@ LATEX = str.maketrans(
         "±": r"$\pm$",
     }
 )
+HOLDS, OPPOSITE, UNDECIDED = "holds", "does not hold", "undecided"
 
 
-# --- the table -----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class RowDifference:
+    """BLEU of a run against the baseline, beside the published difference.
+
+    Attributes:
+        of_seeds: difference with each seed that both have finished.
+        difference: of the means, with its interval; None for the baseline itself.
+        published: difference of the published scores; None where one is missing.
+    """
+
+    of_seeds: tuple[float, ...]
+    difference: Difference | None
+    published: float | None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the runs reproduce the published difference; empty where there is none."""
+        if self.difference is None or self.published is None:
+            return ""
+        is_distinct = not self.difference.low <= 0 <= self.difference.high
+        if self.published == 0:
+            return OPPOSITE if is_distinct else HOLDS
+        if not is_distinct:
+            return UNDECIDED
+        return HOLDS if self.difference.value * self.published > 0 else OPPOSITE
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The finished runs of a sweep, and how the others differ from one of them.
+
+    Attributes:
+        sweep: what was asked for.
+        rows: of `finished_runs`.
+        baseline: name of the run that the others are compared to.
+        samples: resamples of the paired bootstrap.
+        counts: of `counts_of_runs`; empty where the sweep has no test set.
+        differences: by name; empty likewise.
+    """
+
+    sweep: Sweep
+    rows: FinishedRuns
+    baseline: str
+    samples: int
+    counts: Mapping[str, Sequence[SentenceCounts]]
+    differences: Mapping[str, RowDifference]
 
 
 @dataclass(frozen=True)
@@ -75,15 +121,10 @@ class CompareOptions(Options):
             raise ValueError(f"output={self.output!r}: its end is one of {', '.join(SUFFIXES)}")
 
 
-def read_comparison(arguments: Sequence[str]) -> tuple[Path, CompareOptions]:
-    """The file and the options of a command line.
-
-    Raises:
-        UsageError: there is not exactly one file, or an option is unknown.
-    """
-    return options_and_file(
-        CompareOptions, arguments, "the YAML file of a sweep: hf-vanilla compare FILE"
-    )
+# from a command line to the file and its options
+read_comparison = partial(
+    options_and_file, CompareOptions, use="the YAML file of a sweep: hf-vanilla compare FILE"
+)
 
 
 def compare_runs(request: tuple[Path, CompareOptions]) -> str:
@@ -103,10 +144,15 @@ def compare_runs(request: tuple[Path, CompareOptions]) -> str:
         raise ValueError(
             f"baseline={baseline!r}: no seed of it is finished; --baseline chooses another run"
         )
+    if options.page and sweep.test is None:
+        raise ValueError(f"{path}: a page needs the scores of a test set: add test")
+    counts = {} if sweep.test is None else counts_of_runs(rows, sweep.test)
+    differences = _differences(sweep, rows, baseline, counts, options.samples) if counts else {}
+    compared = Comparison(sweep, rows, baseline, options.samples, counts, differences)
     files: dict[str, str] = {}
     if options.page:
-        files[options.page] = sweep_page(path, sweep, rows, baseline, samples=options.samples)
-    table = _table(sweep, rows, baseline, options)
+        files[options.page] = _page(path, compared)
+    table = _table(compared)
     if options.output:
         files[options.output] = table_text(table, Path(options.output).suffix)
     for file, text in files.items():
@@ -120,29 +166,22 @@ def finished_runs(sweep: Sweep) -> FinishedRuns:
     Raises:
         ValueError: there is none.
     """
-    finished = {
-        name: [(run, record) for run in runs if (record := run.record()) is not None]
-        for name, runs in groupby(sweep.runs, lambda run: run.name)
-    }
-    finished = {name: runs for name, runs in finished.items() if runs}
+    finished: FinishedRuns = {}
+    for run in sweep.runs:
+        if (record := run.record()) is not None:
+            finished.setdefault(run.name, []).append((run, record))
     if not finished:
         raise ValueError("no run of the sweep is finished: hf-vanilla sweep FILE trains them")
     return finished
 
 
-def _table(
-    sweep: Sweep,
-    rows: FinishedRuns,
-    baseline: str,
-    options: CompareOptions,
-) -> Table:
+def _table(compared: Comparison) -> Table:
+    sweep, rows, baseline = compared.sweep, compared.rows, compared.baseline
     measures = validation_measures(sweep.task)
     measured = {name for runs in rows.values() for _, record in runs for name in record["values"]}
     columns = [name for name in measures if name in measured]
     head = ["run", "seeds", *(measures[name].label for name in columns)]
-    tested = {} if sweep.test is None else counts_of_runs(rows, sweep.test)
-    if tested:
-        differences = _differences(sweep, rows, baseline, tested, samples=options.samples)
+    if compared.counts:
         head += ["test BLEU", "difference (95 %)", "p"]
     if sweep.published:
         head += ["published", "difference"]
@@ -152,9 +191,9 @@ def _table(
         for measure in columns:
             values = [r["values"][measure] for _, r in runs if measure in r["values"]]
             cells.append(spread(values, measures[measure].precision) if values else "")
-        if tested:
-            cells.append(spread([one.bleu() for one in tested[name]], 2))
-            one = differences[name].difference
+        if compared.counts:
+            cells.append(spread([one.bleu() for one in compared.counts[name]], 2))
+            one = compared.differences[name].difference
             if one is None:
                 cells += ["", ""]
             else:
@@ -166,28 +205,23 @@ def _table(
             cells.append("" if value is None else f"{value:g}")
             cells.append("" if difference is None else f"{difference:+.2f}")
         lines.append(cells)
-    return Table(head, lines, [*_notes(sweep, baseline, tested, options), _finished(sweep, rows)])
+    return Table(head, lines, _notes(compared))
 
 
-def _notes(
-    sweep: Sweep,
-    baseline: str,
-    tested: dict[str, list[SentenceCounts]],
-    options: CompareOptions,
-) -> list[str]:
+def _notes(compared: Comparison) -> list[str]:
     """What the numbers are, below the table."""
-    notes = ["Mean ± standard deviation over the seeds."]
+    sweep, notes = compared.sweep, ["Mean ± standard deviation over the seeds."]
     if sweep.test is not None:
         from sacrebleu.metrics import BLEU
 
         bleu = BLEU(tokenize=sweep.test.tokenize, lowercase=sweep.test.lowercase, force=True)
         bleu.corpus_score(["a"], [["a"]])  # the signature needs the number of references
         notes.append(
-            f"Differences to {baseline} and p: paired bootstrap of {options.samples} resamples, "
-            f"by `{bleu.get_signature()}`."
+            f"Differences to {compared.baseline} and p: paired bootstrap of {compared.samples} "
+            f"resamples, by `{bleu.get_signature()}`."
         )
-    note = correlation_note(tested, sweep.published)
-    return [*notes, note] if note else notes
+    notes += [correlation_note(compared.counts, sweep.published), _finished(sweep, compared.rows)]
+    return list(filter(None, notes))
 
 
 def table_text(table: Table, suffix: str) -> str:
@@ -215,56 +249,21 @@ def table_text(table: Table, suffix: str) -> str:
 
 # --- a page about a sweep: what was run, differences beside the published ones, what holds --------
 
-HOLDS, OPPOSITE, UNDECIDED = "holds", "does not hold", "undecided"
+READING = (
+    "Scores and differences: mean ± standard deviation over the seeds; one seed has no deviation. "
+    "A difference is taken between runs of one seed. Interval: paired bootstrap of {samples:,} "
+    "resamples of the sentences, which covers the choice of sentences and not that of seeds. A "
+    f"published difference *{HOLDS}* where the interval excludes 0 on its side, or includes 0 if "
+    f"it is 0; it *{OPPOSITE}* where the interval excludes it; else it is *{UNDECIDED}*."
+)
 
 
-@dataclass(frozen=True)
-class RowDifference:
-    """BLEU of a run against the baseline, beside the published difference.
-
-    Attributes:
-        of_seeds: difference with each seed that both have finished.
-        difference: of the means, with its interval; None for the baseline itself.
-        published: difference of the published scores; None where one is missing.
-    """
-
-    of_seeds: tuple[float, ...]
-    difference: Difference | None
-    published: float | None
-
-    @property
-    def verdict(self) -> str:
-        """Whether the runs reproduce the published difference; empty where there is none."""
-        if self.difference is None or self.published is None:
-            return ""
-        is_distinct = not self.difference.low <= 0 <= self.difference.high
-        if self.published == 0:
-            return OPPOSITE if is_distinct else HOLDS
-        if not is_distinct:
-            return UNDECIDED
-        return HOLDS if self.difference.value * self.published > 0 else OPPOSITE
-
-
-def sweep_page(path: Path, sweep: Sweep, rows: FinishedRuns, baseline: str, *, samples: int) -> str:
-    """The page in Markdown.
-
-    Args:
-        path: of the sweep file.
-        sweep: that file.
-        rows: of `finished_runs`.
-        baseline: name of the run that the others are compared to.
-        samples: resamples of the paired bootstrap.
-
-    Raises:
-        ValueError: the sweep has no test set.
-    """
-    if sweep.test is None:
-        raise ValueError(f"{path}: a page needs the scores of a test set: add test")
-    counts = counts_of_runs(rows, sweep.test)
-    differences = _differences(sweep, rows, baseline, counts, samples=samples)
-    parts = [f"# {sweep.title}", sweep.about, _what_was_run(sweep, rows)]
-    parts += [_page_table(sweep, counts, differences, baseline), _reading(samples)]
-    parts += [correlation_note(counts, sweep.published)]
+def _page(path: Path, compared: Comparison) -> str:
+    """The page in Markdown; `path` is that of the sweep file."""
+    sweep = compared.sweep
+    parts = [f"# {sweep.title}", sweep.about, _what_was_run(sweep, compared.rows)]
+    parts += [_page_table(compared), READING.format(samples=compared.samples)]
+    parts += [correlation_note(compared.counts, sweep.published)]
     parts += [f"This page is written by `hf-vanilla compare {path.as_posix()} --page FILE`."]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -274,7 +273,6 @@ def _differences(
     rows: FinishedRuns,
     baseline: str,
     counts: Mapping[str, Sequence[SentenceCounts]],
-    *,
     samples: int,
 ) -> dict[str, RowDifference]:
     """Of the seeds that a row and the baseline both have: not of a run with other seeds."""
@@ -326,21 +324,17 @@ def _what_was_run(sweep: Sweep, rows: FinishedRuns) -> str:
     return text
 
 
-def _page_table(
-    sweep: Sweep,
-    counts: Mapping[str, Sequence[SentenceCounts]],
-    differences: Mapping[str, RowDifference],
-    baseline: str,
-) -> str:
+def _page_table(compared: Comparison) -> str:
+    sweep = compared.sweep
     head = ["run", "seeds", "test BLEU", "difference", "95 % interval"]
     head += ["published", "difference", "the published difference"] if sweep.published else []
     rows = []
-    for name, row in differences.items():
-        scores = [one.bleu() for one in counts[name]]
+    for name, row in compared.differences.items():
+        scores = [one.bleu() for one in compared.counts[name]]
         cells = [name, str(len(scores)), spread(scores, 2)]
         difference = row.difference
         if difference is None:
-            cells += ["baseline" if name == baseline else "no common seed", ""]
+            cells += ["baseline" if name == compared.baseline else "no common seed", ""]
         else:
             interval = f"{difference.low:+.2f} to {difference.high:+.2f}"
             cells += [spread(row.of_seeds, 2, sign=True), interval]
@@ -350,14 +344,3 @@ def _page_table(
             cells += ["" if value is None else f"{value:g}", shown, row.verdict]
         rows.append(cells)
     return table_text(Table(head, rows, []), ".md").rstrip("\n")
-
-
-def _reading(samples: int) -> str:
-    return (
-        "Scores and differences: mean ± standard deviation over the seeds; one seed has no "
-        "deviation. A difference is taken between runs of one seed. Interval: paired bootstrap of "
-        f"{samples:,} resamples of the sentences, which covers the choice of sentences and not "
-        f"that of seeds. A published difference *{HOLDS}* where the interval excludes 0 on its "
-        f"side, or includes 0 if it is 0; it *{OPPOSITE}* where the interval excludes it; else it "
-        f"is *{UNDECIDED}*."
-    )

@@ -65,7 +65,7 @@ class MetricsLog:
     def __init__(
         self, accelerator: Accelerator, recipe: Recipe, task: Task, progress: Progress
     ) -> None:
-        self.accelerator, self.task = accelerator, task
+        self.accelerator, self.task, self.measures = accelerator, task, recipe.measures
         self.path = Path(recipe.train.output_dir) / LOG_FILE
         self.peak = peak_flops(accelerator)
         if accelerator.is_main_process:
@@ -217,8 +217,7 @@ class MetricsLog:
             averaged: checkpoints in its mean, 1 for a single one; 0 for the model in training.
         """
         # under the names that the measures have in the log
-        measures = self.task.measures
-        names = {name: measures[name].log_name or name for name in measures}
+        names = {name: one.log_name or name for name, one in self.measures.items()}
         entry = {names.get(name, name): value for name, value in validation.values.items()}
         which = {"model": name} if averaged else {}
         self.write(

@@ -32,7 +32,7 @@ from .checkpointing import checkpoint_state, remove_leftovers, usable_checkpoint
 from .optimization import make_optimizer, make_schedule
 from .options import TrainRecipe
 from .processes import make_accelerator, use_faster_products
-from .recipe import Recipe, read_recipe
+from .recipe import Recipe
 from .task import Order, Task, weights_fingerprint
 
 if sys.platform != "win32":  # there folders are not locked
@@ -296,20 +296,17 @@ def check_folder(recipe: Recipe, output_dir: Path, *, is_main: bool) -> None:
     """
     if output_dir.is_file():
         raise ValueError(f"output_dir={output_dir} is a file: choose another folder")
-    written = output_dir / RECIPE_FILE
-    if written.is_file():
-        changed = recipe.changes_from(read_recipe(["--recipe", str(written)]))
+    if (output_dir / RECIPE_FILE).is_file():
         free = noted(recipe.train, "may_change") | noted(recipe.data, "may_change") | {"decoding"}
-        names = sorted(changed.keys() - free)
+        changes = recipe.changes_since(output_dir, free=free)
         found = {p.name for p in output_dir.iterdir() if p.suffix != PARTIAL}
-        if names and CONFIG_NAME in found and found <= SETTINGS_FILES:
+        if changes and CONFIG_NAME in found and found <= SETTINGS_FILES:
             # the recipe last: without it, the folder would hold no run
             for name in sorted(found, key=lambda name: name == RECIPE_FILE) if is_main else ():
                 (output_dir / name).unlink()
-        elif names:
-            shown = ", ".join("{} ({!r}, now {!r})".format(n, *changed[n]) for n in names)
+        elif changes:
             raise ValueError(
-                f"{output_dir} holds a run of another recipe, which differs in {shown}: choose "
+                f"{output_dir} holds a run of another recipe, which differs in {changes}: choose "
                 "another output_dir, or delete the folder to start anew"
             )
     elif output_dir.is_dir() and [p for p in output_dir.iterdir() if p.suffix != PARTIAL]:
@@ -337,11 +334,10 @@ def current_facts(facts: dict[str, Any], config: Any) -> dict[str, Any]:
     """Facts of a checkpoint with its config as this version of the package reads it."""
     if "config" not in facts:
         return facts
-    known = {
-        name: facts["config"][name] for name in config_facts(config) if name in facts["config"]
-    }
+    saved = facts["config"]
+    known = {name: saved[name] for name in config_facts(config) if name in saved}
     read = config_facts(type(config)(**known))
-    return {**facts, "config": json.loads(json.dumps({**facts["config"], **read}))}
+    return {**facts, "config": json.loads(json.dumps({**saved, **read}))}
 
 
 def check_facts(before: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:

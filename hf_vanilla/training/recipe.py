@@ -6,23 +6,24 @@ options of the task.
 """
 
 import difflib
-import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from transformers import GenerationConfig
+from transformers.utils.logging import get_logger
 
 from hf_vanilla.families import (
     DEFAULT_TASK,
     TASKS,
+    Measure,
     TaskEntry,
     load_part,
     task_entry,
+    task_measures,
     task_of_option,
     validation_measures,
 )
@@ -41,10 +42,11 @@ from hf_vanilla.options import (
     pop_section,
     typed_values,
 )
+from hf_vanilla.plots.curves import RECIPE_FILE
 
 from .options import Adam, TrainRecipe
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # options of earlier versions by their names of today
 RENAMED = {f"adam_{name}": f"adam.{name}" for name in ("beta1", "beta2", "epsilon")}
@@ -140,6 +142,11 @@ class Recipe:
         return task_entry(self.task)
 
     @property
+    def measures(self) -> Mapping[str, Measure]:
+        """Every number of the log that is drawn or compared, by name."""
+        return task_measures(self.task)
+
+    @property
     def best_by(self) -> str:
         """The measure that compares validations: the recipe's, else the task's first."""
         return self.train.best_by or next(iter(validation_measures(self.task)))
@@ -168,13 +175,24 @@ class Recipe:
         decoding = self.entry.decoding
         return load_part(decoding)(config, self.decoding) if decoding else None
 
-    def changes_from(self, earlier: "Recipe") -> dict[str, tuple[Any, Any]]:
-        """Options that differ from an earlier recipe: its value and this one's, by name."""
-        before, now = earlier._values(), self._values()
-        return {n: (before.get(n), now[n]) for n in now if before.get(n) != now[n]}
+    def changes_since(self, folder: Path, *, free: Collection[str]) -> str:
+        """Options that differ from those of the run in a folder, in words; empty: none does.
 
-    def _values(self) -> dict[str, Any]:
-        return {"task": self.task, **asdict(self.train), **asdict(self.data)} | self._sections
+        Args:
+            folder: of the earlier run.
+            free: names of options that may differ.
+
+        Raises:
+            ValueError: its recipe is damaged, or of an earlier version.
+            OSError: its recipe cannot be read.
+        """
+        earlier = read_recipe(["--recipe", str(folder / RECIPE_FILE)])
+        before, now = (
+            {"task": recipe.task, **asdict(recipe.train), **asdict(recipe.data)} | recipe._sections
+            for recipe in (earlier, self)
+        )
+        changed = sorted(n for n in now if n not in free and before.get(n) != now[n])
+        return ", ".join(f"{n} ({before.get(n)!r}, now {now[n]!r})" for n in changed)
 
     @property
     def _sections(self) -> dict[str, dict[str, Any]]:
@@ -236,11 +254,10 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     file: dict[str, Any] = {}
     if path is not None and not is_auto:
         file = _translated(read_yaml(recipe_file(path, options.get("task"))))
-    tasks = [values.pop("task", None) for values in (options, file)]
-    starts = [values.get("initial_model") for values in (options, file)]
-    starts.insert(0, pop_option(list(rest), "--initial_model"))
-    start = next(filter(None, starts), None)
-    task = next(filter(None, tasks), None) or task_or_default(start)
+    start = pop_option(list(rest), "--initial_model")
+    start = start or options.get("initial_model") or file.get("initial_model") or None
+    given_task, task_of_file = options.pop("task", None), file.pop("task", None)
+    task = given_task or task_of_file or task_or_default(start)
     entry = task_entry(task)
     classes = (TrainRecipe, load_part(entry.data))
     names = [*SECTIONS, *(declared.name for kind in classes for declared in fields(kind))]
@@ -362,17 +379,11 @@ def _lower_rate(values: dict[str, Any], given: Mapping[str, Any]) -> None:
         return
     if 0 < warmup_steps < before:
         values["learning_rate"] = rate * (warmup_steps / before)
-        _warn_once(
+        logger.warning_once(  # a sweep reads the recipe of each run several times
             f"learning_rate is {values['learning_rate']:.3g} instead of the recipe's {rate:.3g}, "
             f"since warmup_steps is {warmup_steps} instead of {before}; --learning_rate chooses "
             "another"
         )
-
-
-@cache
-def _warn_once(message: str) -> None:
-    """Log a message once in this process: a sweep reads the recipe of each run several times."""
-    logger.warning(message)
 
 
 # --- the files of the package, options of earlier versions ---------------------------------------

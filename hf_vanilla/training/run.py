@@ -184,13 +184,8 @@ def load_progress(run: PreparedRun) -> Progress:
     counts = {name: state[name] for name in run.task.counted if name in state}
     progress = Progress(**{"counts": counts, **known})
     # a schedule is a function of the step; this recipe's may be another one than before
-    run.schedule.load_state_dict(
-        {
-            **run.schedule.state_dict(),
-            "last_epoch": progress.step - 1,
-            "_step_count": progress.step,
-        }
-    )
+    done = {"last_epoch": progress.step - 1, "_step_count": progress.step}
+    run.schedule.load_state_dict({**run.schedule.state_dict(), **done})
     run.schedule.step()
     if run.is_main:
         what = "nothing to train" if is_over(run.options, progress) else "resuming"
@@ -243,7 +238,7 @@ def save(
     keep = Keeping(
         options.save_total_limit,
         best=options.average_checkpoints if options.average_best else 1,
-        measures=run.task.measures,
+        measures=run.recipe.measures,
         by=run.recipe.best_by,
     )
     state: dict[str, Any] = {

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
@@ -29,10 +29,10 @@ from hf_vanilla.families import DEFAULT_TASK, validation_measures
 from hf_vanilla.file_values import check_names, is_finite_number, read_yaml, shown
 from hf_vanilla.files import read_json_lines, write_text
 from hf_vanilla.options import Options, option, options_and_file, typed_values
-from hf_vanilla.plots.curves import LOG_FILE, RECIPE_FILE
+from hf_vanilla.plots.curves import LOG_FILE
 
 from .processes import TERMINATED_STATUS
-from .recipe import Recipe, overridden, read_recipe, recipe_of
+from .recipe import Recipe, overridden, recipe_of
 
 logger = logging.getLogger(__name__)
 
@@ -124,19 +124,13 @@ class SweepRun:
             raise ValueError(
                 f"{path} is damaged: delete it, and hf-vanilla sweep FILE writes it again"
             )
-        self._check_trained()
-        return record
-
-    def _check_trained(self) -> None:
-        written = self.folder / RECIPE_FILE
-        changed = self.recipe().changes_from(read_recipe(["--recipe", str(written)]))
-        changed.pop("output_dir", None)  # the same folder, perhaps moved
-        if changed:
-            shown = ", ".join("{} ({!r}, now {!r})".format(n, *changed[n]) for n in sorted(changed))
+        # output_dir: the same folder, perhaps moved
+        if changes := self.recipe().changes_since(self.folder, free={"output_dir"}):
             raise ValueError(
-                f"{self.folder} was trained with other options, which differ in {shown}: choose "
+                f"{self.folder} was trained with other options, which differ in {changes}: choose "
                 "another output_dir, or delete the folder"
             )
+        return record
 
     def has_translated(self, test: TestSet, record: Mapping[str, Any]) -> bool:
         """Whether this finished run has the translation of a test set.
@@ -190,7 +184,7 @@ def read_sweep(path: Path) -> Sweep:
     values = read_yaml(path)
     check_names(str(path), values, FILE_KEYS)
     _check_values(path, values)
-    seeds, options = _seeds(path, values["seeds"]), values.get("options") or {}
+    seeds, options = values["seeds"], values.get("options") or {}
     runs: list[SweepRun] = []
     published: dict[str, float] = {}
     tasks, folder = set(), Path(values["output_dir"])
@@ -232,14 +226,11 @@ def _check_values(path: Path, values: Mapping[str, Any]) -> None:
     for name in ("options", "runs"):
         section = values.get(name) or {}
         check_names(f"{path}: {name}", section, section)  # that it holds keys and values
-
-
-def _seeds(path: Path, seeds: Any) -> list[int]:
+    seeds = values["seeds"]
     if not isinstance(seeds, list) or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise ValueError(f"{path}: seeds={shown(seeds)}: give a list of numbers, such as [0, 1, 2]")
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"{path}: seeds={shown(seeds)}: give each seed once")
-    return seeds
 
 
 def _test_set(path: Path, section: Any, task: str) -> TestSet | None:
@@ -278,13 +269,10 @@ class SweepOptions(Options):
     )
 
 
-def read_sweep_command(arguments: Sequence[str]) -> tuple[Path, SweepOptions]:
-    """The file and the options of a command line.
-
-    Raises:
-        UsageError: there is not exactly one file, or an option is unknown.
-    """
-    return options_and_file(SweepOptions, arguments, "one YAML file of runs: hf-vanilla sweep FILE")
+# from a command line to the file and its options
+read_sweep_command = partial(
+    options_and_file, SweepOptions, use="one YAML file of runs: hf-vanilla sweep FILE"
+)
 
 
 def run_sweep(request: tuple[Path, SweepOptions]) -> str:
@@ -322,9 +310,7 @@ def run_sweep(request: tuple[Path, SweepOptions]) -> str:
 
 def _is_finished(run: SweepRun, sweep: Sweep) -> bool:
     record = run.record()
-    if record is None or sweep.test is None:
-        return record is not None
-    return run.has_translated(sweep.test, record)
+    return record is not None and (sweep.test is None or run.has_translated(sweep.test, record))
 
 
 def threads_of_run(workers: int, cpus: int, given: str | None) -> str:

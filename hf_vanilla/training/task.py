@@ -13,7 +13,7 @@ nothing else of a task may draw from a global generator.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,9 +23,6 @@ from accelerate import Accelerator
 from huggingface_hub import ModelCard
 from torch import Tensor
 from transformers import PreTrainedModel
-
-from hf_vanilla.families import Measure
-from hf_vanilla.hub.card import hub_id, license_of, public_name
 
 Batch = dict[str, Tensor]
 
@@ -48,12 +45,7 @@ class Work:
     flops: int = 0
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.items + other.items,
-            self.real_positions + other.real_positions,
-            self.padded_positions + other.padded_positions,
-            self.flops + other.flops,
-        )
+        return Work(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -61,8 +53,8 @@ class Validation:
     """Result of `Task.validate`, equal on all processes.
 
     Attributes:
-        values: numbers for the metrics log by name, those of `Task.measures` among them; others,
-            such as a perplexity, are only logged.
+        values: numbers for the metrics log by name, those of the task's measures among them;
+            others, such as a perplexity, are only logged.
         details: anything that `Task.card` needs beside the numbers, such as signatures of scores.
         samples: a few outputs as texts by name, for the metrics log and the curves.
     """
@@ -70,59 +62,6 @@ class Validation:
     values: dict[str, float]
     details: Any = None
     samples: Sequence[Mapping[str, str]] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """What the engine knows of a finished run, for the model card.
-
-    Attributes:
-        model_name: name of the output folder.
-        recipe: the recipe as YAML text.
-        parameters: number of parameters of the model.
-        steps: optimizer steps.
-        counts: totals of `Task.counts` over the run, by the names of `Task.counted`.
-        seconds: wall time of training, validation and saving.
-        processes: number of processes.
-        device: kind of device, such as `"cpu"`.
-        initial_model: from which the run started; None for random weights.
-        license: of the weights; None: that of the initial model.
-        summary: names and values for a table: last loss, throughput, best validation.
-    """
-
-    model_name: str
-    recipe: str
-    parameters: int
-    steps: int
-    counts: dict[str, int]
-    seconds: float
-    processes: int
-    device: str
-    initial_model: str | None = None
-    license: str | None = None
-    summary: dict[str, str] = field(default_factory=dict)
-
-    def of_card(self, counted: str | None = None) -> dict[str, Any]:
-        """What a run knows of its model, for `hub.card.CardFacts`.
-
-        Args:
-            counted: one of `counts` that the card names, such as `"target_tokens"`.
-        """
-        start = self.initial_model
-        total = f"{self.counts.get(counted, 0):,} {counted.replace('_', ' ')}, " if counted else ""
-        return {
-            "title": self.model_name,
-            "parameters": self.parameters,
-            "recipe": self.recipe,
-            "summary": self.summary,
-            "base_model": None if start is None else hub_id(start),
-            "license": self.license or (None if start is None else license_of(start)),
-            "training": (
-                f"{'' if start is None else f'From {public_name(start)}: '}{self.steps:,} steps, "
-                f"{total}{self.seconds / 60:.1f} minutes, {self.processes} "
-                f"process{'es' * (self.processes > 1)} on {self.device}."
-            ),
-        }
 
 
 class Order(Protocol):
@@ -149,18 +88,16 @@ class Task(Protocol):
     Attributes:
         items: plural name of what throughput counts, for `{items}_per_second` in the log: "tokens".
         counted: names of the numbers that `counts` returns, for the log: `("target_tokens",)`.
+        shown_count: the one of `counted` whose total the model card states; empty: none.
         micro_batches: how many micro-batches the recipe wants in one step; the engine rounds up to
             a multiple of the number of processes.
-        measures: every number of the log that is drawn or compared, by name, in the order of the
-            legend. Those with a `better` direction come from `validate`; the first of them is the
-            default of `best_by`.
         has_validation: whether there is a validation set; without one `validate` is not called.
     """
 
     items: str
     counted: tuple[str, ...]
+    shown_count: str
     micro_batches: int
-    measures: Mapping[str, Measure]
     has_validation: bool
 
     def model(self) -> PreTrainedModel:
@@ -248,11 +185,11 @@ class Task(Protocol):
         """Write what a model needs beside config and weights: tokenizer or image processor."""
         ...
 
-    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+    def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
         """The model card of a finished run.
 
         Args:
-            facts: what the engine knows.
+            facts: what the engine knows: fields of `hub.card.CardFacts`.
             validation: of the finished model; None without a validation set.
         """
         ...

@@ -91,13 +91,11 @@ def training_steps(
     numbers, last = count(first, processes), run.per_step // processes - 1
     with closing(_made_batches(run, first)) as batches:
         for step in count(first_step + 1):
-            yield (
-                step,
-                [
-                    MicroBatch(next(numbers), next(batches), is_last=index == last)
-                    for index in range(last + 1)
-                ],
-            )
+            parts = [
+                MicroBatch(next(numbers), next(batches), is_last=index == last)
+                for index in range(last + 1)
+            ]
+            yield step, parts
 
 
 def _made_batches(run: PreparedRun, first: int) -> Generator[Batch, None, None]:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from hf_vanilla.families import DEFAULT_TASK, load_part, task_entry, validation_measures
 from hf_vanilla.files import read_json_lines, write_files
+from hf_vanilla.hub.card import CARD_FILE, hub_id, license_of, public_name
 from hf_vanilla.loading import read_settings, task_or_default
 from hf_vanilla.options import UsageError, parse_options, pop_option
 from hf_vanilla.plots.curves import floor_of_run, save_curves
@@ -30,7 +31,7 @@ from .checkpointing import (
 from .metrics_log import MetricsLog, Progress, run_summary
 from .preparation import PreparedRun
 from .processes import average_running_statistics, precision_in_words
-from .task import RunFacts, Validation
+from .task import Validation
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def validate(run: PreparedRun, log: MetricsLog, progress: Progress) -> dict[str,
 
 def compare(run: PreparedRun, progress: Progress, value: float | None) -> None:
     """Note whether a validation is the best so far; tell when the patience is used up."""
-    best_by = run.task.measures[run.recipe.best_by]
+    best_by = run.recipe.measures[run.recipe.best_by]
     if value is None:
         return
     if progress.best is None or best_by.rank(value) < best_by.rank(progress.best):
@@ -104,7 +105,7 @@ def finish(run: PreparedRun, log: MetricsLog, progress: Progress) -> Path:
         load_weights(model, average_checkpoints(folders))
         found[name] = measure(run, model, is_final=True)
     # the best comes last, in the log too; of equal ones, the mean
-    deciding = run.task.measures[by]
+    deciding = run.recipe.measures[by]
 
     def rank(name: str) -> float:
         value = found[name].values.get(by, math.nan) if name in found else math.nan
@@ -134,7 +135,7 @@ def _candidates(run: PreparedRun, folders: list[Path], by: str) -> dict[str, lis
     few steps weights still change fast, and the mean may be worse than its parts.
     """
     options, count = run.options, run.options.average_checkpoints
-    ranked = best_checkpoints(folders, count, measures=run.task.measures, by=by)
+    ranked = best_checkpoints(folders, count, measures=run.recipe.measures, by=by)
     mean = ranked if options.average_best else folders[-count:]
     chosen = [part for part in (folders[-1:], ranked[:1], mean) if part]
     return {_name(part): part for part in chosen}
@@ -154,35 +155,42 @@ def _write_model(
     validation: Validation | None,
 ) -> None:
     """Write weights, code, processor, model card and curves; `name` says which model it is."""
-    entries, task = read_json_lines(log.path), run.task
-    facts = RunFacts(
-        model_name=run.output_dir.resolve().name,
-        recipe=run.recipe.to_yaml(),
-        parameters=model.num_parameters(),
-        steps=progress.step,
-        counts=progress.counts,
-        seconds=progress.seconds,
-        processes=run.accelerator.num_processes,
-        device=run.accelerator.device.type,
-        initial_model=run.options.initial_model,
-        license=run.options.model_license,
-        summary={
-            "finished model": name,
-            "computed in": precision_in_words(run.accelerator),
-            **run_summary(entries, task.measures, task.items),
-        },
-    )
+    entries, measures = read_json_lines(log.path), run.recipe.measures
+    summary = {
+        "finished model": name,
+        "computed in": precision_in_words(run.accelerator),
+        **run_summary(entries, measures, run.task.items),
+    }
 
     def write(folder: Path) -> None:
         model.save_pretrained(folder)
-        task.save(folder)
-        task.card(facts, validation).save(folder / "README.md")
+        run.task.save(folder)
+        facts = {**_card_facts(run, progress), "parameters": model.num_parameters()}
+        run.task.card({**facts, "summary": summary}, validation).save(folder / CARD_FILE)
         with suppress(ImportError):  # figures are an extra
             name = run.output_dir.name
             floors = {name: floor_of_run(folder)}  # by the config that was just saved
-            save_curves({name: entries}, folder / CURVES_FILE, task.measures, floors=floors)
+            save_curves({name: entries}, folder / CURVES_FILE, measures, floors=floors)
 
     write_files(run.output_dir, write)
+
+
+def _card_facts(run: PreparedRun, progress: Progress) -> dict[str, Any]:
+    """What a run says of itself on the card of its model."""
+    options, shown, processes = run.options, run.task.shown_count, run.accelerator.num_processes
+    start = options.initial_model
+    origin = "" if start is None else f"From {public_name(start)}: "
+    total = f"{progress.counts.get(shown, 0):,} {shown.replace('_', ' ')}, " if shown else ""
+    return {
+        "title": run.output_dir.resolve().name,
+        "recipe": run.recipe.to_yaml(),
+        "base_model": None if start is None else hub_id(start),
+        "license": options.model_license or (None if start is None else license_of(start)),
+        "training": (
+            f"{origin}{progress.step:,} steps, {total}{progress.seconds / 60:.1f} minutes, "
+            f"{processes} process{'es' * (processes > 1)} on {run.accelerator.device.type}."
+        ),
+    }
 
 
 def _warn_of_no_success(run: PreparedRun, validation: Validation) -> None:
