@@ -145,13 +145,12 @@ class JoinedProjections:
 
     def __init__(self, layers: Sequence[QuantizedLinear]) -> None:
         self.layers = tuple(layers)
-        self.widths = [layer.out_features for layer in layers]
         self._product: IntegerProduct | None = None
 
-    def __call__(self, states: Tensor) -> tuple[Tensor, ...]:
-        """The output of each layer."""
+    def __call__(self, states: Tensor) -> Tensor:
+        """The outputs of all layers side by side."""
         self._product = current_product(self._product, self.layers)
-        return self._product(states).split(self.widths, dim=-1)
+        return self._product(states)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the packed weights, which cannot be copied."""
