@@ -24,7 +24,7 @@ from .inputs_vanilla_forecaster import (
     distances,
     known_positions,
     known_steps,
-    last_velocity,
+    last_known,
     per_known_step,
     rollout_steps,
 )
@@ -234,7 +234,7 @@ class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
         mask = padding_mask(self.config, hidden_states, attention_mask)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask)
-        return EncodedPast(hidden_states, attention_mask, axes, last_velocity(inputs, is_known))
+        return EncodedPast(hidden_states, attention_mask, axes, last_known(inputs, is_known))
 
 
 def decode(
