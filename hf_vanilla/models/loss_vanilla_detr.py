@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
+from transformers.image_transforms import center_to_corners_format
 from transformers.utils import is_scipy_available
 
 from .configuration_vanilla_detr import VanillaDetrConfig
@@ -86,28 +87,17 @@ def matching_cost(
     )  # (N, B, Q, M)
     predicted = boxes.float().unsqueeze(3)  # (N, B, Q, 1, 4)
     wanted = targets.boxes.float()[None, :, None]  # (1, B, 1, M, 4)
+    corners = center_to_corners_format(predicted), center_to_corners_format(wanted)
     cost = (
         config.bbox_cost * (predicted - wanted).abs().sum(dim=-1)
         - config.class_cost * probabilities.gather(3, classes)
-        - config.giou_cost * generalized_iou(to_corners(predicted), to_corners(wanted))
+        - config.giou_cost * generalized_iou(*corners)
     )
     largest = torch.finfo(cost.dtype).max
     return cost.nan_to_num(nan=largest, posinf=largest, neginf=largest)
 
 
 # --- boxes -------------------------------------------------------------------------------------
-
-
-def to_corners(boxes: Tensor) -> Tensor:
-    """Center form `(..., 4)` to corner form `(..., 4)`."""
-    center, size = boxes[..., :2], boxes[..., 2:]
-    return torch.cat((center - 0.5 * size, center + 0.5 * size), dim=-1)
-
-
-def to_centers(boxes: Tensor) -> Tensor:
-    """Corner form `(..., 4)` to center form `(..., 4)`."""
-    top_left, bottom_right = boxes[..., :2], boxes[..., 2:]
-    return torch.cat(((top_left + bottom_right) / 2, bottom_right - top_left), dim=-1)
 
 
 def box_area(boxes: Tensor) -> Tensor:
@@ -236,7 +226,9 @@ def detection_loss(
 
     predicted, wanted = boxes[layer, image, query].float(), target_boxes[image, slot].float()
     distances = (predicted - wanted).abs().sum(dim=-1)
-    overlaps = 1 - generalized_iou(to_corners(predicted), to_corners(wanted))
+    overlaps = 1 - generalized_iou(
+        center_to_corners_format(predicted), center_to_corners_format(wanted)
+    )
     nothing = distances.new_zeros(layers)
     distance = nothing.index_add(0, layer, distances) / objects.clamp(min=1)
     overlap = nothing.index_add(0, layer, overlaps) / objects.clamp(min=1)

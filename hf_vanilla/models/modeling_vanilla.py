@@ -94,12 +94,7 @@ class VanillaModel(VanillaModelBase):
         """
         attention_mask = real_tokens(self.config, input_ids, attention_mask)
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                inputs_embeds=inputs_embeds,
-                **kwargs,
-            )
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
         is_tuple = isinstance(encoder_outputs, tuple)
         encoded: Any = BaseModelOutput(*encoder_outputs) if is_tuple else encoder_outputs
         decoder_outputs = self.decoder(
@@ -222,17 +217,9 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
                 is_training=self.training,
                 num_items_in_batch=num_items_in_batch,
             )
-        return Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
+        others = dict(outputs)
+        del others["last_hidden_state"]
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save the model; if its code is saved too, so is the translation pipeline."""

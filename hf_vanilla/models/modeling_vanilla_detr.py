@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithCrossAttentions
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
@@ -29,7 +29,7 @@ from .pretrained_vanilla import VanillaPreTrainedModel
 
 
 @dataclass
-class VanillaDetrDecoderOutput(ModelOutput):
+class VanillaDetrDecoderOutput(BaseModelOutputWithCrossAttentions):
     """What the decoder returns.
 
     Attributes:
@@ -40,11 +40,7 @@ class VanillaDetrDecoderOutput(ModelOutput):
         cross_attentions: of the queries to the image, `(B, heads, Q, S)` each.
     """
 
-    last_hidden_state: Tensor | None = None
     intermediate_hidden_states: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
-    cross_attentions: tuple[Tensor, ...] | None = None
 
 
 @dataclass

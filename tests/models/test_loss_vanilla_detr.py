@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.testing import assert_close
+from transformers.image_transforms import center_to_corners_format
 from transformers.loss.loss_for_object_detection import ForObjectDetectionLoss, generalized_box_iou
 
 from hf_vanilla.models.loss_vanilla_detr import (
@@ -16,8 +17,6 @@ from hf_vanilla.models.loss_vanilla_detr import (
     match,
     matching_cost,
     padded_targets,
-    to_centers,
-    to_corners,
 )
 
 LAYERS, IMAGES, QUERIES, CLASSES = 3, 4, 11, 7
@@ -55,12 +54,6 @@ def rows_of(targets, rows):
 # --- boxes -------------------------------------------------------------------------------------
 
 
-def test_the_two_forms_of_a_box_by_hand():
-    centers = torch.tensor([[0.5, 0.25, 0.5, 0.125]])
-    assert to_corners(centers).tolist() == [[0.25, 0.1875, 0.75, 0.3125]]
-    assert_close(to_centers(to_corners(centers)), centers, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     ("other", "overlap", "generalized"),
     [
@@ -86,7 +79,10 @@ def test_boxes_without_area_have_finite_overlap_and_gradient():
 
 
 def test_generalized_iou_of_all_pairs_equals_transformers():
-    ours, theirs = to_corners(random_boxes(5)), to_corners(random_boxes(7))
+    ours, theirs = (
+        center_to_corners_format(random_boxes(5)),
+        center_to_corners_format(random_boxes(7)),
+    )
     found = generalized_iou(ours[:, None], theirs[None])
     assert_close(found, generalized_box_iou(ours, theirs), rtol=0, atol=0)
 
