@@ -130,8 +130,8 @@ def read_rows(
     )
     numbers, is_other = _others(config, past, is_observed, scene, agent)
     own, others = (
-        _of_agents(config, axes, past[place], is_observed[place], attributes.of(place), place[1])
-        for place in ((scene.unsqueeze(1), agent.unsqueeze(1)), (scene.unsqueeze(1), numbers))
+        _of_agents(config, axes, past, is_observed, attributes, (scene.unsqueeze(1), seen))
+        for seen in (agent.unsqueeze(1), numbers)
     )
     others = replace(others, is_real=others.is_real & is_other.unsqueeze(-1))
     points = _entered(axes, lanes.points[scene])
@@ -197,26 +197,27 @@ def _others(
 def _of_agents(
     config: VanillaSceneConfig,
     axes: AgentAxes,
-    positions: Tensor,
+    past: Tensor,
     is_observed: Tensor,
     attributes: AgentAttributes,
-    numbers: Tensor,
+    place: tuple[Tensor, Tensor],
 ) -> Seen:
     """Steps of agents: position and displacement to it; the first step has that of the second.
 
     A displacement from or to nothing observed is 0. Each step has the size, in units of positions.
+    `place` are the numbers of scene and agent, `(R, N)` together.
     """
-    entered = _entered(axes, positions)
+    entered, is_observed = _entered(axes, past[place]), is_observed[place]
     moves, _ = observed_velocities(entered, is_observed)
     moves = torch.cat((moves[:, :, :1], moves), dim=2)
     features = torch.cat((entered / reach(config), moves), dim=-1)
     if attributes.sizes is not None:
-        sizes = attributes.sizes / (axes.scale * reach(config))
+        sizes = attributes.sizes[place] / (axes.scale * reach(config))
         sizes = torch.cat((sizes, sizes.gt(0).all(dim=-1, keepdim=True)), dim=-1)
         sizes = sizes.unsqueeze(2).expand(*features.shape[:-1], -1)
         features = torch.cat((features, sizes), dim=-1)
     features = torch.where(is_observed.unsqueeze(-1), features, 0)
-    return Seen(features, is_observed, attributes.kinds, numbers)
+    return Seen(features, is_observed, attributes.kinds[place], place[1])
 
 
 def _of_lanes(config: VanillaSceneConfig, points: Tensor, is_point: Tensor, kinds: Tensor) -> Seen:

@@ -104,11 +104,6 @@ class BeamCache(EncoderDecoderCache):
         make_layer: Any = partial(GrowingLayer, beams)
         super().__init__(Cache(layer_class_to_replicate=make_layer), DynamicCache())
 
-    def width(self, slots: int) -> int:
-        """Slots of the keys of self-attention when `slots` are filled, after the prompt."""
-        layer: Any = self.self_attention_cache.layers[0]
-        return layer.width(slots)
-
     def select(self, rows: Tensor) -> None:
         """Keep sentences `rows`, in that order; only rows that change are copied.
 
@@ -207,7 +202,8 @@ class SearchDecoder:
         mask = None
         if self.mask is not None:
             self.mask = torch.cat((self.mask, self.newest_mask), dim=2)
-            spare = self.cache.width(slots := self.mask.shape[2]) - slots
+            layer: Any = self.cache.self_attention_cache.layers[0]
+            spare = layer.width(slots := self.mask.shape[2]) - slots
             mask = nn.functional.pad(self.mask, (0, spare), value=float("-inf"))
             mask = mask.unsqueeze(1)  # (b, 1, n, slots)
         hidden_states = self._layers(hidden_states, mask, self.source_masks[1])
