@@ -205,8 +205,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             use_cache=use_cache,
             **kwargs,
         )
-        is_count = isinstance(logits_to_keep, int)
-        kept = slice(-logits_to_keep, None) if is_count else logits_to_keep
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:

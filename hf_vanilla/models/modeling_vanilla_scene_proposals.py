@@ -26,7 +26,7 @@ from .modeling_vanilla_scene import (
     read_truth,
     seeds,
 )
-from .positions_vanilla import sinusoid
+from .positions_vanilla import with_sinusoids
 from .rows_vanilla_scene import Rows, read_rows
 from .stacks_vanilla_scene import FullEncoder, Grid, SceneTokens, read_by_seeds
 
@@ -221,9 +221,7 @@ class VanillaForSocialProposalTrajectoryPrediction(RegionModel):
         steps = torch.arange(is_real.shape[-1], device=is_real.device)
         seconds = ((steps - len(steps)) * self.config.step_seconds).expand(is_real.shape)
         parts = (features[..., 2:], seconds.unsqueeze(-1), is_real.unsqueeze(-1))
-        tokens = self.steps(torch.cat(parts, dim=-1).to(self.steps.weight.dtype))
-        tokens = tokens * math.sqrt(tokens.shape[-1])
-        tokens = tokens + sinusoid(steps, tokens.shape[-1]).to(tokens.dtype)
+        tokens = with_sinusoids(self.steps(torch.cat(parts, dim=-1).to(self.steps.weight.dtype)))
         return Grid(tokens.flatten(0, 1).unsqueeze(1), is_real.flatten(0, 1).unsqueeze(1))
 
     def _lanes(self, rows: Rows) -> Grid:

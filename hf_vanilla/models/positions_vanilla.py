@@ -55,6 +55,13 @@ def sinusoid(
     return torch.cat((sine, cosine), dim=-1)
 
 
+def with_sinusoids(vectors: Tensor, first: int = 0) -> Tensor:
+    """Vectors `(..., L, D)` times sqrt(D), plus sinusoids of positions from `first` on (3.4)."""
+    length, width = vectors.shape[-2:]
+    positions = torch.arange(first, first + length, device=vectors.device)
+    return vectors * math.sqrt(width) + sinusoid(positions, width).to(vectors.dtype)
+
+
 def sinusoid_2d(is_real: Tensor, width: int) -> Tensor:
     """Positions of a feature map: sinusoids of the row, then of the column (DETR, A.4).
 
