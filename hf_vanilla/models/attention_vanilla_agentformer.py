@@ -91,9 +91,7 @@ class AgentAwareAttention(VanillaAttention):
         if attention_mask is not None:
             scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
         weights = scores.softmax(dim=-1).to(query.dtype)
-        rate = self.config.attention_dropout if self.training else 0.0
-        if rate:
-            weights = nn.functional.dropout(weights, p=rate)
+        weights = nn.functional.dropout(weights, self.config.attention_dropout, self.training)
         attended = (weights @ value).transpose(1, 2).flatten(2)  # (B, N T A, D)
         return self.out_proj(attended).view(query_input.shape), weights
 

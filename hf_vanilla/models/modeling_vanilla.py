@@ -254,10 +254,8 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
                 f"labels need decoder_start_token_id (now {start}) and pad_token_id (now {pad}): "
                 "set both in the config, or give decoder_input_ids"
             )
-        begin = labels.new_full((labels.shape[0], 1), start)
-        return torch.cat((begin, labels[:, :-1]), dim=1).masked_fill_(
-            torch.cat((torch.zeros_like(begin, dtype=torch.bool), labels[:, :-1] < 0), dim=1), pad
-        )
+        begin, earlier = labels.new_full((labels.shape[0], 1), start), labels[:, :-1]
+        return torch.cat((begin, earlier.masked_fill(earlier < 0, pad)), dim=1)
 
     def _get_resized_lm_head(self, old_lm_head: nn.Linear, *args: Any, **kwargs: Any) -> nn.Linear:
         """Keep the output layer when a separate source embedding is resized."""

@@ -311,12 +311,8 @@ class Ensemble:
         Returns:
             From the decoder of the calling model to that of all models.
         """
-        encoded = [
-            model.base_model.encoder(
-                input_ids=input_ids, attention_mask=attention_mask
-            ).last_hidden_state
-            for model in self.models
-        ]
+        encoders = (model.base_model.encoder for model in self.models)
+        encoded = [encoder(input_ids, attention_mask).last_hidden_state for encoder in encoders]
 
         def decoder(first: SearchDecoder) -> "EnsembleDecoder":
             others = [

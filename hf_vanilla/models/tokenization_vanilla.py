@@ -131,11 +131,10 @@ class VanillaFairseqTokenizer(TokenizersBackend):
     def _convert_encoding(self, *args: Any, **kwargs: Any) -> Any:
         fields, encodings = super()._convert_encoding(*args, **kwargs)
         table = self._target_ids if self.is_for_target else self._source_ids
+        masks = [encoding.special_tokens_mask for encoding in encodings]
         fields["input_ids"] = [
             [i if is_added else table[i] for i, is_added in zip(row, added, strict=True)]
-            for row, added in zip(
-                fields["input_ids"], [e.special_tokens_mask for e in encodings], strict=True
-            )
+            for row, added in zip(fields["input_ids"], masks, strict=True)
         ]
         return fields, encodings
 
