@@ -14,7 +14,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .kernels_vanilla import at_least_float32, faster_attention, may_read
-from .pretrained_vanilla import LayerSizes
+from .pretrained_vanilla import VanillaPreTrainedConfig
 
 
 def eager_attention(  # noqa: PLR0913 - transformers' attention interface
@@ -65,7 +65,7 @@ def eager_attention(  # noqa: PLR0913 - transformers' attention interface
 
 
 def padding_mask(
-    config: LayerSizes,
+    config: VanillaPreTrainedConfig,
     inputs_embeds: Tensor,
     attention_mask: Tensor | None,
     encoder_hidden_states: Tensor | None = None,
@@ -103,7 +103,7 @@ class VanillaAttention(nn.Module):
 
     def __init__(
         self,
-        config: LayerSizes,
+        config: VanillaPreTrainedConfig,
         num_heads: int,
         *,
         is_causal: bool = False,
@@ -117,16 +117,18 @@ class VanillaAttention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.num_key_value_groups = 1  # for transformers' sdpa: queries and keys have equal heads
         d_model, bias = config.d_model, config.attention_bias
-        self.q_proj = nn.Linear(d_model, num_heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(d_model, num_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(d_model, num_heads * self.v_head_dim, bias=bias)
-        self.out_proj = nn.Linear(num_heads * self.v_head_dim, d_model, bias=bias)
+        keys, values = num_heads * self.head_dim, num_heads * self.v_head_dim
+        self.q_proj = nn.Linear(d_model, keys, bias=bias)
+        self.k_proj = nn.Linear(d_model, keys, bias=bias)
+        self.v_proj = nn.Linear(d_model, values, bias=bias)
+        self.out_proj = nn.Linear(values, d_model, bias=bias)
         for projection in (self.q_proj, self.k_proj, self.v_proj):
             # tensor2tensor initializes them as one d x 3d matrix, whose Glorot range is narrower
             projection.init_gain = 2**-0.5  # type: ignore[assignment]  # a module takes any
-        # query, key and value of one input in one product; set for decoding by
-        # `packing_vanilla.py` and `quantization_vanilla.py`
-        self.joined: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+        # query, key and value of one input in one product, side by side in these widths; set for
+        # decoding by `packing_vanilla.py` and `quantization_vanilla.py`
+        self.joined: Callable[[Tensor], Tensor] | None = None
+        self.widths = (keys, keys, values)
 
     def forward(
         self,
@@ -152,7 +154,7 @@ class VanillaAttention(nn.Module):
             `(B, T, D)` and the weights `(B, H, T, S)`, None if the implementation returns none.
         """
         if self.joined is not None and query_input is key_input is value_input:
-            projected, *of_keys = self.joined(query_input)
+            projected, *of_keys = self.joined(query_input).split(self.widths, dim=-1)
         else:
             projected, of_keys = self.q_proj(query_input), []
         query = split_heads(projected, self.head_dim)

@@ -180,13 +180,10 @@ class VanillaConfig(VanillaTwoSidedConfig):
 
     def validate_names(self) -> None:
         """An unknown name never becomes a default."""
-        for name, choices in (
-            ("position_embedding_type", POSITION_EMBEDDING_TYPES),
-            ("position_layout", POSITION_LAYOUTS),
-            ("position_frequencies", POSITION_FREQUENCIES),
-            ("label_smoothing_type", LABEL_SMOOTHING_TYPES),
-        ):
-            self.require_choice(name, choices)
+        self.require_choice("position_embedding_type", POSITION_EMBEDDING_TYPES)
+        self.require_choice("position_layout", POSITION_LAYOUTS)
+        self.require_choice("position_frequencies", POSITION_FREQUENCIES)
+        self.require_choice("label_smoothing_type", LABEL_SMOOTHING_TYPES)
 
     def validate_smoothing(self) -> None:
         """Some tokens are left to smooth over, and a pad token exists if it is to be excluded."""

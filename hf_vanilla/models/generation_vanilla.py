@@ -278,8 +278,7 @@ class SourceLengthCriteria(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         """Which of the `(B * n, L)` hypotheses are at their limit, `(B * n,)` bool."""
-        limits = limit_per_hypothesis(input_ids, self.max_lengths)
-        return torch.as_tensor(input_ids.shape[1], device=input_ids.device) >= limits
+        return input_ids.shape[1] >= limit_per_hypothesis(input_ids, self.max_lengths)
 
 
 class SourceLengthEnd(LogitsProcessor):

@@ -234,16 +234,16 @@ def observed_velocities(past_values: Tensor, is_observed: Tensor) -> tuple[Tenso
     return torch.where(is_known.unsqueeze(-1), moves, 0), is_known
 
 
-def last_velocity(velocities: Tensor, is_known: Tensor) -> Tensor:
-    """The last known displacement, `(B, 2)`; 0 where there is none.
+def last_known(values: Tensor, is_known: Tensor) -> Tensor:
+    """The values `(..., F)` of the last known step; those of the first where none is known.
 
     Args:
-        velocities: `(B, T - 1, 2)` of `observed_velocities`.
-        is_known: `(B, T - 1)` of `observed_velocities`.
+        values: `(..., L, F)`, such as those of `observed_velocities`, which are 0 where not known.
+        is_known: `(..., L)` bool.
     """
-    steps = torch.arange(1, is_known.shape[1] + 1, device=is_known.device)
-    last = (is_known * steps).argmax(dim=1)  # 0 where nothing is known: that velocity is 0
-    return velocities.gather(1, last.view(-1, 1, 1).expand(-1, 1, 2)).squeeze(1)
+    steps = torch.arange(1, is_known.shape[-1] + 1, device=is_known.device)
+    last = (is_known * steps).argmax(dim=-1)[..., None, None]
+    return values.gather(-2, last.expand(*last.shape[:-1], values.shape[-1])).squeeze(-2)
 
 
 def agent_axes(

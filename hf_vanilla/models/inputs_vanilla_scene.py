@@ -26,10 +26,6 @@ class AgentAttributes:
     kinds: Tensor
     sizes: Tensor | None
 
-    def of(self, place: tuple[Tensor, Tensor]) -> "AgentAttributes":
-        """Kinds and sizes of the agents with these numbers of scene and agent."""
-        return AgentAttributes(self.kinds[place], None if self.sizes is None else self.sizes[place])
-
 
 @dataclass(frozen=True)
 class Polylines:

@@ -84,7 +84,8 @@ def label_smoothed_loss(
         raise ValueError(f"label_smoothing_type={smoothing_type!r}: choose one of {names}")
     if smoothing_type == "non_target_non_pad" and pad_token_id is None:
         raise ValueError("label_smoothing_type='non_target_non_pad' needs a pad_token_id")
-    tokens = logits.size(-1) - LABEL_SMOOTHING_TYPES[smoothing_type]
+    vocabulary = logits.size(-1)
+    tokens = vocabulary - LABEL_SMOOTHING_TYPES[smoothing_type]
     share = smoothing / tokens if smoothing else 0.0
     extra = 1 - smoothing if smoothing_type == "uniform" else 1 - smoothing - share
     is_real = labels != IGNORED_LABEL
@@ -96,11 +97,11 @@ def label_smoothed_loss(
         else:
             losses = BlockwiseCrossEntropy.apply(smoothed_cross_entropy, *arguments)
     except (IndexError, RuntimeError):
-        if torch.compiler.is_compiling() or not _is_outside(targets, logits.size(-1)):
+        if torch.compiler.is_compiling() or not ((targets < 0) | (targets >= vocabulary)).any():
             raise
         raise ValueError(
             f"labels from {int(targets.min())} to {int(targets.max())}, but the vocabulary has the "
-            f"ids 0 to {logits.size(-1) - 1}: use the model's own tokenizer, or call "
+            f"ids 0 to {vocabulary - 1}: use the model's own tokenizer, or call "
             "resize_token_embeddings"
         ) from None
     total = (losses * is_real.flatten()).sum()
@@ -128,7 +129,3 @@ def smoothed_cross_entropy(
     if share and unsmoothed is not None:
         losses = losses + share * logits[:, unsmoothed]
     return losses
-
-
-def _is_outside(targets: Tensor, size: int) -> bool:
-    return bool(targets.numel()) and not 0 <= int(targets.min()) <= int(targets.max()) < size

@@ -12,28 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
+from transformers.image_transforms import center_to_corners_format
 from transformers.utils import is_scipy_available
 
+from .configuration_vanilla_detr import VanillaDetrConfig
 from .kernels_vanilla import may_read
 
 if is_scipy_available():
     from scipy.optimize import linear_sum_assignment
 
 NO_LABEL = -100  # pads `labels`, as everywhere in transformers
-
-
-class MatchingCosts(NamedTuple):
-    """Weights of the three costs.
-
-    Attributes:
-        label: of minus the probability of the object's class.
-        distance: of the L1 distance of the boxes in center form.
-        overlap: of minus the generalized IoU.
-    """
-
-    label: float = 1.0
-    distance: float = 5.0
-    overlap: float = 2.0
 
 
 class Targets(NamedTuple):
@@ -48,26 +36,18 @@ class Targets(NamedTuple):
     boxes: Tensor
 
 
-DETR_COSTS = MatchingCosts()
-
-
 @torch.no_grad()
-def match(
-    logits: Tensor,
-    boxes: Tensor,
-    targets: Targets,
-    costs: MatchingCosts = DETR_COSTS,
-) -> Tensor:
+def match(config: VanillaDetrConfig, logits: Tensor, boxes: Tensor, targets: Targets) -> Tensor:
     """The query of each object, `(N, B, M)` int64 on the CPU; -1 where the target is padding.
 
     The costs of all layers and images are copied to the CPU at once, together with the labels. A
     prediction that is not finite is matched last.
 
     Args:
+        config: read for `class_cost`, `bbox_cost` and `giou_cost`.
         logits: `(N, B, Q, K + 1)`; the last class is "no object".
         boxes: `(N, B, Q, 4)` in center form.
         targets: the objects of each image.
-        costs: weights of the costs.
 
     Raises:
         ValueError: an image has more objects than there are queries.
@@ -76,7 +56,7 @@ def match(
     if not is_scipy_available():
         raise ImportError("matching needs scipy: pip install scipy")
     queries = logits.shape[2]
-    cost = matching_cost(logits, boxes, targets, costs)  # (N, B, Q, M)
+    cost = matching_cost(config, logits, boxes, targets)  # (N, B, Q, M)
     labels = targets.labels[None, :, None].expand(len(cost), -1, -1, -1)
     joined = torch.cat((cost, labels.to(cost)), dim=2).cpu()  # a GPU waits once
     cost, is_object = joined[:, :, :queries], joined[0, :, queries].ne(NO_LABEL)
@@ -97,7 +77,9 @@ def match(
     return matched
 
 
-def matching_cost(logits: Tensor, boxes: Tensor, targets: Targets, costs: MatchingCosts) -> Tensor:
+def matching_cost(
+    config: VanillaDetrConfig, logits: Tensor, boxes: Tensor, targets: Targets
+) -> Tensor:
     """Cost of giving each object to each query, `(N, B, Q, M)` float32; arguments as of `match`."""
     probabilities = logits.float().softmax(dim=-1)
     classes = targets.labels.clamp(min=0)[None, :, None].expand(
@@ -105,28 +87,17 @@ def matching_cost(logits: Tensor, boxes: Tensor, targets: Targets, costs: Matchi
     )  # (N, B, Q, M)
     predicted = boxes.float().unsqueeze(3)  # (N, B, Q, 1, 4)
     wanted = targets.boxes.float()[None, :, None]  # (1, B, 1, M, 4)
+    corners = center_to_corners_format(predicted), center_to_corners_format(wanted)
     cost = (
-        costs.distance * (predicted - wanted).abs().sum(dim=-1)
-        - costs.label * probabilities.gather(3, classes)
-        - costs.overlap * generalized_iou(to_corners(predicted), to_corners(wanted))
+        config.bbox_cost * (predicted - wanted).abs().sum(dim=-1)
+        - config.class_cost * probabilities.gather(3, classes)
+        - config.giou_cost * generalized_iou(*corners)
     )
     largest = torch.finfo(cost.dtype).max
     return cost.nan_to_num(nan=largest, posinf=largest, neginf=largest)
 
 
 # --- boxes -------------------------------------------------------------------------------------
-
-
-def to_corners(boxes: Tensor) -> Tensor:
-    """Center form `(..., 4)` to corner form `(..., 4)`."""
-    center, size = boxes[..., :2], boxes[..., 2:]
-    return torch.cat((center - 0.5 * size, center + 0.5 * size), dim=-1)
-
-
-def to_centers(boxes: Tensor) -> Tensor:
-    """Corner form `(..., 4)` to center form `(..., 4)`."""
-    top_left, bottom_right = boxes[..., :2], boxes[..., 2:]
-    return torch.cat(((top_left + bottom_right) / 2, bottom_right - top_left), dim=-1)
 
 
 def box_area(boxes: Tensor) -> Tensor:
@@ -182,26 +153,6 @@ def generalized_iou(boxes: Tensor, others: Tensor) -> Tensor:
 # --- the loss ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class DetectionWeights:
-    """Weights of the loss.
-
-    Attributes:
-        no_object: of the class "no object", which most queries have to predict.
-        distance: of the L1 distance of the boxes.
-        overlap: of one minus the generalized IoU.
-        costs: those of the matching.
-    """
-
-    no_object: float = 0.1
-    distance: float = 5.0
-    overlap: float = 2.0
-    costs: MatchingCosts = DETR_COSTS
-
-
-DETR_WEIGHTS = DetectionWeights()
-
-
 @dataclass(frozen=True)
 class DetectionLoss:
     """The loss and its parts, one number per decoder layer, the last layer last.
@@ -220,11 +171,11 @@ class DetectionLoss:
 
 
 def detection_loss(
+    config: VanillaDetrConfig,
     logits: Tensor,
     boxes: Tensor,
     targets: Targets,
     *,
-    weights: DetectionWeights = DETR_WEIGHTS,
     num_objects: "Tensor | float | None" = None,
     num_images: "Tensor | float | None" = None,
 ) -> DetectionLoss:
@@ -234,10 +185,10 @@ def detection_loss(
     `num_images` are those of the whole step.
 
     Args:
+        config: read for the weights of the loss and of the matching.
         logits: `(N, B, Q, K + 1)`; the last class is "no object".
         boxes: `(N, B, Q, 4)` in center form, in shares of the image.
         targets: the objects of each image.
-        weights: those of the loss and of the matching.
         num_objects: objects of the optimizer step; None: of this call. At least 1 is used.
         num_images: images of the optimizer step; None where `num_objects` is None.
 
@@ -252,7 +203,7 @@ def detection_loss(
             "one of num_items_in_batch (objects) and num_images is given: give both of the "
             "optimizer step, or neither"
         )
-    matched = match(logits, boxes, targets, weights.costs)  # (N, B, M)
+    matched = match(config, logits, boxes, targets)  # (N, B, M)
     pairs = (matched >= 0).nonzero(as_tuple=True)
     indices = torch.stack((*pairs, matched[pairs]))
     if logits.device.type == "cuda":
@@ -263,23 +214,25 @@ def detection_loss(
     expected = torch.full(logits.shape[:3], classes - 1, device=logits.device)  # (N, B, Q)
     expected[layer, image, query] = labels[image, slot]
     class_weights = logits.new_ones(classes, dtype=torch.float32)
-    class_weights[-1] = weights.no_object
+    class_weights[-1] = config.eos_coefficient
     of_queries = cross_entropy(
         logits.float().flatten(0, 2), expected.flatten(), class_weights, reduction="none"
     )
     if num_objects is None or num_images is None:
         num_objects, num_images = labels.ne(NO_LABEL).sum(), images
     objects = torch.as_tensor(num_objects).to(logits.device)
-    divisor = objects + weights.no_object * (queries * num_images - objects)
+    divisor = objects + config.eos_coefficient * (queries * num_images - objects)
     label = of_queries.view(layers, -1).sum(dim=1) / divisor
 
     predicted, wanted = boxes[layer, image, query].float(), target_boxes[image, slot].float()
     distances = (predicted - wanted).abs().sum(dim=-1)
-    overlaps = 1 - generalized_iou(to_corners(predicted), to_corners(wanted))
+    overlaps = 1 - generalized_iou(
+        center_to_corners_format(predicted), center_to_corners_format(wanted)
+    )
     nothing = distances.new_zeros(layers)
     distance = nothing.index_add(0, layer, distances) / objects.clamp(min=1)
     overlap = nothing.index_add(0, layer, overlaps) / objects.clamp(min=1)
-    parts = label + weights.distance * distance + weights.overlap * overlap
+    parts = label + config.bbox_loss_coefficient * distance + config.giou_loss_coefficient * overlap
     return DetectionLoss(label, distance, overlap, parts.sum())
 
 

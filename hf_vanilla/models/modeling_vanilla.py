@@ -94,12 +94,7 @@ class VanillaModel(VanillaModelBase):
         """
         attention_mask = real_tokens(self.config, input_ids, attention_mask)
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                inputs_embeds=inputs_embeds,
-                **kwargs,
-            )
+            encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
         is_tuple = isinstance(encoder_outputs, tuple)
         encoded: Any = BaseModelOutput(*encoder_outputs) if is_tuple else encoder_outputs
         decoder_outputs = self.decoder(
@@ -210,8 +205,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             use_cache=use_cache,
             **kwargs,
         )
-        is_count = isinstance(logits_to_keep, int)
-        kept = slice(-logits_to_keep, None) if is_count else logits_to_keep
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
@@ -222,17 +216,9 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
                 is_training=self.training,
                 num_items_in_batch=num_items_in_batch,
             )
-        return Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
+        others = dict(outputs)
+        del others["last_hidden_state"]
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save the model; if its code is saved too, so is the translation pipeline."""
@@ -268,10 +254,8 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
                 f"labels need decoder_start_token_id (now {start}) and pad_token_id (now {pad}): "
                 "set both in the config, or give decoder_input_ids"
             )
-        begin = labels.new_full((labels.shape[0], 1), start)
-        return torch.cat((begin, labels[:, :-1]), dim=1).masked_fill_(
-            torch.cat((torch.zeros_like(begin, dtype=torch.bool), labels[:, :-1] < 0), dim=1), pad
-        )
+        begin, earlier = labels.new_full((labels.shape[0], 1), start), labels[:, :-1]
+        return torch.cat((begin, earlier.masked_fill(earlier < 0, pad)), dim=1)
 
     def _get_resized_lm_head(self, old_lm_head: nn.Linear, *args: Any, **kwargs: Any) -> nn.Linear:
         """Keep the output layer when a separate source embedding is resized."""

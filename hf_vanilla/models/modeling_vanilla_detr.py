@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithCrossAttentions
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
@@ -23,20 +23,13 @@ from .backbone_vanilla_detr import VanillaDetrBackbone
 from .configuration_vanilla_detr import VanillaDetrConfig
 from .kernels_vanilla import may_read
 from .layers_vanilla import DECODER_RECORDS, ENCODER_RECORDS, decoder_layers, encoder_layers
-from .loss_vanilla_detr import (
-    DetectionLoss,
-    DetectionWeights,
-    MatchingCosts,
-    Targets,
-    detection_loss,
-    padded_targets,
-)
+from .loss_vanilla_detr import DetectionLoss, Targets, detection_loss, padded_targets
 from .positions_vanilla import sinusoid_2d
 from .pretrained_vanilla import VanillaPreTrainedModel
 
 
 @dataclass
-class VanillaDetrDecoderOutput(ModelOutput):
+class VanillaDetrDecoderOutput(BaseModelOutputWithCrossAttentions):
     """What the decoder returns.
 
     Attributes:
@@ -47,11 +40,7 @@ class VanillaDetrDecoderOutput(ModelOutput):
         cross_attentions: of the queries to the image, `(B, heads, Q, S)` each.
     """
 
-    last_hidden_state: Tensor | None = None
     intermediate_hidden_states: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
-    cross_attentions: tuple[Tensor, ...] | None = None
 
 
 @dataclass
@@ -397,12 +386,7 @@ class VanillaForObjectDetection(VanillaDetrPreTrainedModel):
             states = outputs.intermediate_hidden_states
             every, every_box = self._heads(states if self.config.auxiliary_loss else states[-1:])
             loss = detection_loss(
-                every,
-                every_box,
-                targets,
-                weights=self._weights(),
-                num_objects=objects,
-                num_images=images,
+                self.config, every, every_box, targets, num_objects=objects, num_images=images
             )
             logits, found = every[-1], every_box[-1]
         states = dict(outputs)
@@ -418,15 +402,6 @@ class VanillaForObjectDetection(VanillaDetrPreTrainedModel):
     def _heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         boxes = self.bbox_predictor(hidden_states).sigmoid()
         return self.class_labels_classifier(hidden_states), boxes
-
-    def _weights(self) -> DetectionWeights:
-        config = self.config
-        return DetectionWeights(
-            no_object=config.eos_coefficient,
-            distance=config.bbox_loss_coefficient,
-            overlap=config.giou_loss_coefficient,
-            costs=MatchingCosts(config.class_cost, config.bbox_cost, config.giou_cost),
-        )
 
 
 def named_parts(loss: DetectionLoss) -> dict[str, Tensor]:

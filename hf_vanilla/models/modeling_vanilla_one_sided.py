@@ -68,12 +68,7 @@ class VanillaEncoderModel(VanillaModelBase):
             inputs_embeds: `(B, S, D)` instead of `input_ids`.
             **kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
         """
-        return self.encoder(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
+        return self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
 
 
 class VanillaForSequenceClassification(VanillaTextPreTrainedModel):
@@ -177,12 +172,7 @@ class VanillaDecoderModel(VanillaModelBase):
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode the text so far; the arguments are those of `VanillaDecoder`."""
-        return self.decoder(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-        )
+        return self.decoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
 
 
 class VanillaForCausalLM(VanillaTextPreTrainedModel, GenerationMixin):
@@ -272,8 +262,7 @@ class VanillaForCausalLM(VanillaTextPreTrainedModel, GenerationMixin):
             use_cache=False if labels is not None else use_cache,
             **kwargs,
         )
-        is_count = isinstance(logits_to_keep, int)
-        kept = slice(-logits_to_keep, None) if is_count else logits_to_keep
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
@@ -285,11 +274,6 @@ class VanillaForCausalLM(VanillaTextPreTrainedModel, GenerationMixin):
                 is_training=self.training,
                 num_items_in_batch=num_items_in_batch,
             )
-        return CausalLMOutputWithCrossAttentions(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            cross_attentions=outputs.cross_attentions,
-        )
+        others = dict(outputs)
+        del others["last_hidden_state"]
+        return CausalLMOutputWithCrossAttentions(loss=loss, logits=logits, **others)

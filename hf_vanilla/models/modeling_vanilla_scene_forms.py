@@ -193,7 +193,8 @@ class VanillaForGatedTrajectoryPrediction(VanillaScenePreTrainedModel):
 
     def futures(self, rows: Rows) -> Mixture:
         """Futures read by seeds from the gated steps of all agents and from lanes."""
-        own, others, lanes = self.tokens(replace(rows, others=rows.others.nearest_first()))
+        in_order = rows.others.nearest(rows.others.numbers.shape[1])
+        own, others, lanes = self.tokens(replace(rows, others=in_order))
         grid = stacked([own, others])
         for encoder, gate in zip(self.encoders, self.gates, strict=True):
             grid = Grid(gate(encoder([grid]).states, grid.is_real), grid.is_real)

@@ -26,7 +26,7 @@ from .modeling_vanilla_scene import (
     read_truth,
     seeds,
 )
-from .positions_vanilla import sinusoid
+from .positions_vanilla import with_sinusoids
 from .rows_vanilla_scene import Rows, read_rows
 from .stacks_vanilla_scene import FullEncoder, Grid, SceneTokens, read_by_seeds
 
@@ -198,19 +198,16 @@ class VanillaForSocialProposalTrajectoryPrediction(RegionModel):
         last = torch.cat((rows.own.last(), rows.others.last()), dim=1)  # (R, N, 4)
         is_agent = torch.cat((rows.own.is_real, rows.others.is_real), dim=1).any(dim=-1)
         place = self.position(last[..., :2].to(dtype))  # (R, N, D / 2)
-
-        def fused(fusion: nn.Module, states: Tensor, place: Tensor) -> Tensor:
-            return fusion(torch.cat((place, states), dim=-1))
-
         proposals = self.motion(self.seeds.weight, self._steps(rows))  # (R N, K, D)
         places = place.flatten(0, 1).unsqueeze(1).expand(-1, count, -1)
-        proposals = fused(self.motion_fusion, proposals, places)
+        proposals = self.motion_fusion(torch.cat((places, proposals), dim=-1))
         lanes, is_lane = self.lanes.encoder([self._lanes(rows)]).flat()
         agents = is_agent.shape[1]
         lanes, is_lane = (part.repeat_interleave(agents, 0) for part in (lanes, is_lane))
         proposals = read_by_seeds(self.lanes.layers, proposals, lanes, is_lane)
         proposals = proposals.unflatten(0, (-1, agents))  # (R, N, K, D)
-        social = fused(self.social_fusion, self.distance(proposals.flatten(2)), place)
+        together = self.distance(proposals.flatten(2))
+        social = self.social_fusion(torch.cat((place, together), dim=-1))
         social = self.social([Grid(social.unsqueeze(1), is_agent.unsqueeze(1))]).states[:, 0, :1]
         both = torch.cat((social.expand(-1, count, -1), proposals[:, 0]), dim=-1)  # (R, K, 2 D)
         moves = at_least_float32(self.track_head(both)).unflatten(-1, (-1, 2))
@@ -224,9 +221,7 @@ class VanillaForSocialProposalTrajectoryPrediction(RegionModel):
         steps = torch.arange(is_real.shape[-1], device=is_real.device)
         seconds = ((steps - len(steps)) * self.config.step_seconds).expand(is_real.shape)
         parts = (features[..., 2:], seconds.unsqueeze(-1), is_real.unsqueeze(-1))
-        tokens = self.steps(torch.cat(parts, dim=-1).to(self.steps.weight.dtype))
-        tokens = tokens * math.sqrt(tokens.shape[-1])
-        tokens = tokens + sinusoid(steps, tokens.shape[-1]).to(tokens.dtype)
+        tokens = with_sinusoids(self.steps(torch.cat(parts, dim=-1).to(self.steps.weight.dtype)))
         return Grid(tokens.flatten(0, 1).unsqueeze(1), is_real.flatten(0, 1).unsqueeze(1))
 
     def _lanes(self, rows: Rows) -> Grid:

@@ -24,13 +24,13 @@ from .inputs_vanilla_forecaster import (
     distances,
     known_positions,
     known_steps,
-    last_velocity,
+    last_known,
     per_known_step,
     rollout_steps,
 )
 from .kernels_vanilla import VanillaDropout, at_least_float32, may_read
 from .layers_vanilla import decoder_layers, encoder_layers
-from .positions_vanilla import sinusoid
+from .positions_vanilla import with_sinusoids
 from .pretrained_vanilla import VanillaPreTrainedModel
 
 LOWEST_TEMPERATURE = 1e-3
@@ -166,16 +166,13 @@ class VelocityEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.projection = nn.Linear(2, config.d_model) if projection is None else projection
-        self.scale = math.sqrt(config.d_model)
         self.dropout = VanillaDropout(config.dropout)
 
     def forward(self, steps: Tensor, first: int = 0) -> Tensor:
         """Vectors `(B, L, D)` of `(B, L, 2)` or codes `(B, L)`; positions count from `first`."""
         if steps.is_floating_point():
             steps = steps.to(self.projection.weight.dtype)
-        vectors = self.projection(steps) * self.scale
-        steps = torch.arange(first, first + vectors.shape[1], device=vectors.device)
-        return self.dropout(vectors + sinusoid(steps, vectors.shape[-1]).to(vectors.dtype))
+        return self.dropout(with_sinusoids(self.projection(steps), first))
 
 
 class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
@@ -234,7 +231,7 @@ class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
         mask = padding_mask(self.config, hidden_states, attention_mask)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask)
-        return EncodedPast(hidden_states, attention_mask, axes, last_velocity(inputs, is_known))
+        return EncodedPast(hidden_states, attention_mask, axes, last_known(inputs, is_known))
 
 
 def decode(

@@ -47,39 +47,22 @@ class PackedLinear(nn.Module):
         )
 
 
-class JoinedPacked(nn.Module):
-    """Query, key and value of the same input in one packed product.
-
-    Args:
-        layers: the three projections.
-        dtype: of the outputs of quantized ones.
-    """
-
-    def __init__(self, layers: Sequence[Any], dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.widths = [layer.out_features for layer in layers]
-        self.product = PackedLinear(layers, dtype)
-
-    def forward(self, states: Tensor) -> tuple[Tensor, ...]:
-        """The output of each layer."""
-        return self.product(states).split(self.widths, dim=-1)
-
-
 class PartOfJoined(nn.Module):
     """One layer of a joined product, for calls whose query, key and value inputs differ.
 
     Args:
         joined: the product, which it computes as a whole.
+        widths: outputs of each layer.
         index: of the layer.
     """
 
-    def __init__(self, joined: JoinedPacked, index: int) -> None:
+    def __init__(self, joined: PackedLinear, widths: Sequence[int], index: int) -> None:
         super().__init__()
-        self.joined, self.index = joined, index
+        self.joined, self.widths, self.index = joined, widths, index
 
     def forward(self, states: Tensor) -> Tensor:
         """Outputs `(..., O)` for `(..., I)`."""
-        return self.joined(states)[self.index]
+        return self.joined(states).split(self.widths, dim=-1)[self.index]
 
 
 def pack(model: nn.Module) -> None:
@@ -113,10 +96,13 @@ def _pack_projections(attention: Any, dtype: torch.dtype, *, is_joined: bool) ->
     layers = [getattr(attention, name) for name in names]
     if not all(map(is_packable, layers)):
         return
+    parts: list[nn.Module] = []
     if is_joined:
-        attention.joined = JoinedPacked(layers, dtype)
-    for index, (name, layer) in enumerate(zip(names, layers, strict=True)):
-        part = PartOfJoined(attention.joined, index) if is_joined else PackedLinear([layer], dtype)
+        joined = attention.joined = PackedLinear(layers, dtype)
+        parts += [PartOfJoined(joined, attention.widths, index) for index in range(len(layers))]
+    else:
+        parts += [PackedLinear([layer], dtype) for layer in layers]
+    for name, part in zip(names, parts, strict=True):
         setattr(attention, name, part)
 
 

@@ -55,6 +55,13 @@ def sinusoid(
     return torch.cat((sine, cosine), dim=-1)
 
 
+def with_sinusoids(vectors: Tensor, first: int = 0) -> Tensor:
+    """Vectors `(..., L, D)` times sqrt(D), plus sinusoids of positions from `first` on (3.4)."""
+    length, width = vectors.shape[-2:]
+    positions = torch.arange(first, first + length, device=vectors.device)
+    return vectors * math.sqrt(width) + sinusoid(positions, width).to(vectors.dtype)
+
+
 def sinusoid_2d(is_real: Tensor, width: int) -> Tensor:
     """Positions of a feature map: sinusoids of the row, then of the column (DETR, A.4).
 
@@ -91,16 +98,14 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
-        self.width = config.d_model
-        self.layout = config.position_layout
-        self.frequencies = config.position_frequencies
-        self.offset = config.position_offset
+        self.config = config
 
     def forward(self, length: int, first: "int | Tensor", like: Tensor) -> Tensor:
         """Positions `first` to `first + length - 1`, `(L, D)`, in dtype and device of `like`."""
-        positions = torch.arange(length, device=like.device) + first + self.offset
-        table = sinusoid(positions, self.width, layout=self.layout, frequencies=self.frequencies)
-        return table.to(like.dtype)
+        config = self.config
+        positions = torch.arange(length, device=like.device) + first + config.position_offset
+        names = {"layout": config.position_layout, "frequencies": config.position_frequencies}
+        return sinusoid(positions, config.d_model, **names).to(like.dtype)
 
 
 class LearnedPositions(nn.Embedding):

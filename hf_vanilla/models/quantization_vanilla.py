@@ -145,13 +145,12 @@ class JoinedProjections:
 
     def __init__(self, layers: Sequence[QuantizedLinear]) -> None:
         self.layers = tuple(layers)
-        self.widths = [layer.out_features for layer in layers]
         self._product: IntegerProduct | None = None
 
-    def __call__(self, states: Tensor) -> tuple[Tensor, ...]:
-        """The output of each layer."""
+    def __call__(self, states: Tensor) -> Tensor:
+        """The outputs of all layers side by side."""
         self._product = current_product(self._product, self.layers)
-        return self._product(states).split(self.widths, dim=-1)
+        return self._product(states)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the packed weights, which cannot be copied."""
@@ -254,22 +253,18 @@ def replace_layers(model: PreTrainedModel, *, has_values: bool) -> None:
         model: of this package.
         has_values: quantize the present weights; False: they are loaded afterwards.
     """
-    for name, module in list(model.named_modules()):
+    modules: list[tuple[str, Any]] = list(model.named_modules())
+    for name, module in modules:
         new = _quantized_layer(module)
         if new is None:
             continue
         if has_values:
-            _copy_values(module, new)
+            new.weight.data, scale = quantized(module.weight.detach())
+            new.weight_scale.data = scale.squeeze(1)
+            if isinstance(new, QuantizedLinear) and new.bias is not None:
+                new.bias.data = module.bias.detach().clone()
         model.set_submodule(name, new.train(module.training))
-    for module in model.modules():
-        keys = getattr(module, "_tied_weights_keys", None)
-        if isinstance(module, PreTrainedModel) and keys:
-            scales = {f"{key}_scale": f"{source}_scale" for key, source in keys.items()}
-            module._tied_weights_keys = {**keys, **scales}
-        if hasattr(module, "joined"):
-            projections: Any = (module.q_proj, module.k_proj, module.v_proj)
-            module.joined = JoinedProjections(projections)
-    model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+    _set_ties(model, has_scales=True)
     if has_values:
         model.tie_weights()
 
@@ -287,13 +282,7 @@ def restore_layers(model: PreTrainedModel, layers: Mapping[str, Any]) -> None:
         if getattr(own, "bias", None) is not None:
             layer.bias = nn.Parameter(own.bias.detach())
         model.set_submodule(name, layer.train(own.training))
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel) and getattr(module, "_tied_weights_keys", None):
-            keys = module._tied_weights_keys.items()
-            module._tied_weights_keys = {k: v for k, v in keys if not k.endswith("_scale")}
-        if hasattr(module, "joined"):
-            module.joined = None
-    model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+    _set_ties(model, has_scales=False)
     model.tie_weights()
 
 
@@ -308,12 +297,18 @@ def _quantized_layer(module: nn.Module) -> QuantizedLinear | QuantizedEmbedding 
     return None
 
 
-def _copy_values(module: Any, new: QuantizedLinear | QuantizedEmbedding) -> None:
-    """Quantize the weight of a float layer into a quantized one."""
-    new.weight.data, scale = quantized(module.weight.detach())
-    new.weight_scale.data = scale.squeeze(1)
-    if isinstance(new, QuantizedLinear) and new.bias is not None:
-        new.bias.data = module.bias.detach().clone()
+def _set_ties(model: PreTrainedModel, *, has_scales: bool) -> None:
+    """Tie scales as their weights are, and join query, key and value; without scales neither."""
+    for module in model.modules():
+        keys = getattr(module, "_tied_weights_keys", None)
+        if isinstance(module, PreTrainedModel) and keys:
+            keys = {key: source for key, source in keys.items() if not key.endswith("_scale")}
+            scales = {f"{key}_scale": f"{source}_scale" for key, source in keys.items()}
+            module._tied_weights_keys = {**keys, **scales} if has_scales else keys
+        if hasattr(module, "joined"):
+            projections: Any = (module.q_proj, module.k_proj, module.v_proj)
+            module.joined = JoinedProjections(projections) if has_scales else None
+    model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
 
 
 # --- transformers' interface -------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .inputs_vanilla_forecaster import AgentAxes, agent_axes, last_velocity, observed_velocities
+from .inputs_vanilla_forecaster import AgentAxes, agent_axes, last_known, observed_velocities
 from .inputs_vanilla_scene import AgentAttributes, checked_scenes
 
 FEATURES = 4  # of a step or of a piece of a polyline: position and displacement
@@ -46,14 +46,19 @@ class Seen:
 
     def last(self) -> Tensor:
         """The last real features `(R, N, 4)` of each sequence."""
-        steps = torch.arange(1, self.is_real.shape[-1] + 1, device=self.is_real.device)
-        index = (self.is_real * steps).argmax(dim=-1)[..., None, None]
-        return self.features.gather(2, index.expand(-1, -1, 1, FEATURES)).squeeze(2)
+        return last_known(self.features[..., :FEATURES], self.is_real)
 
-    def nearest_first(self) -> "Seen":
-        """The sequences in the order of their distance from the row's agent."""
-        count = self.is_real.shape[1]
-        return _selected(self, _distance(self).topk(count, dim=1, largest=False).indices)
+    def nearest(self, count: int) -> "Seen":
+        """The `count` sequences of each row that are nearest to its agent, nearest first.
+
+        The distance is that of a sequence's nearest step or piece; those without any come last.
+        """
+        distance = self.features[..., :2].square().sum(dim=-1)
+        distance = torch.where(self.is_real, distance, torch.inf).amin(dim=-1)  # (R, N)
+        index = distance.topk(count, dim=1, largest=False).indices
+        row = torch.arange(index.shape[0], device=index.device).unsqueeze(1)
+        parts = (self.features, self.is_real, self.kinds, self.numbers)
+        return Seen(*(part[row, index] for part in parts))
 
 
 @dataclass(frozen=True)
@@ -125,14 +130,14 @@ def read_rows(
     )
     numbers, is_other = _others(config, past, is_observed, scene, agent)
     own, others = (
-        _of_agents(config, axes, past[place], is_observed[place], attributes.of(place), place[1])
-        for place in ((scene.unsqueeze(1), agent.unsqueeze(1)), (scene.unsqueeze(1), numbers))
+        _of_agents(config, axes, past, is_observed, attributes, (scene.unsqueeze(1), seen))
+        for seen in (agent.unsqueeze(1), numbers)
     )
     others = replace(others, is_real=others.is_real & is_other.unsqueeze(-1))
     points = _entered(axes, lanes.points[scene])
     pieces = _of_lanes(config, points, lanes.is_point[scene], lanes.kinds[scene])
     lanes_seen = _nearest(pieces, config.max_lanes)
-    velocity = last_velocity(velocities, is_known)
+    velocity = last_known(velocities, is_known)
     shape = (past.shape[0], past.shape[1])
     focal = is_focal[scene, agent]
     lights_seen = None
@@ -192,26 +197,27 @@ def _others(
 def _of_agents(
     config: VanillaSceneConfig,
     axes: AgentAxes,
-    positions: Tensor,
+    past: Tensor,
     is_observed: Tensor,
     attributes: AgentAttributes,
-    numbers: Tensor,
+    place: tuple[Tensor, Tensor],
 ) -> Seen:
     """Steps of agents: position and displacement to it; the first step has that of the second.
 
     A displacement from or to nothing observed is 0. Each step has the size, in units of positions.
+    `place` are the numbers of scene and agent, `(R, N)` together.
     """
-    entered = _entered(axes, positions)
+    entered, is_observed = _entered(axes, past[place]), is_observed[place]
     moves, _ = observed_velocities(entered, is_observed)
     moves = torch.cat((moves[:, :, :1], moves), dim=2)
     features = torch.cat((entered / reach(config), moves), dim=-1)
     if attributes.sizes is not None:
-        sizes = attributes.sizes / (axes.scale * reach(config))
+        sizes = attributes.sizes[place] / (axes.scale * reach(config))
         sizes = torch.cat((sizes, sizes.gt(0).all(dim=-1, keepdim=True)), dim=-1)
         sizes = sizes.unsqueeze(2).expand(*features.shape[:-1], -1)
         features = torch.cat((features, sizes), dim=-1)
     features = torch.where(is_observed.unsqueeze(-1), features, 0)
-    return Seen(features, is_observed, attributes.kinds, numbers)
+    return Seen(features, is_observed, attributes.kinds[place], place[1])
 
 
 def _of_lanes(config: VanillaSceneConfig, points: Tensor, is_point: Tensor, kinds: Tensor) -> Seen:
@@ -245,20 +251,7 @@ def _nearest(seen: Seen, most: int) -> Seen:
         return seen
     else:
         _report_cut("polylines", seen.is_real.shape[1], f"max_lanes={most}")
-    return _selected(seen, _distance(seen).topk(most, dim=1, largest=False).indices)
-
-
-def _distance(seen: Seen) -> Tensor:
-    """Squared distance `(R, N)` of each sequence's nearest step or piece; infinite without any."""
-    distance = seen.features[..., :2].square().sum(dim=-1)
-    return torch.where(seen.is_real, distance, torch.inf).amin(dim=-1)
-
-
-def _selected(seen: Seen, index: Tensor) -> Seen:
-    """Sequences `(R, M)` of each row."""
-    row = torch.arange(index.shape[0], device=index.device).unsqueeze(1)
-    parts = (seen.features, seen.is_real, seen.kinds, seen.numbers)
-    return Seen(*(part[row, index] for part in parts))
+    return seen.nearest(most)
 
 
 @cache

@@ -32,7 +32,7 @@ from .search_vanilla_beams import (
     is_searched,
     with_finished,
 )
-from .search_vanilla_decoder import EnsembleDecoder, OutputBuffer, SearchDecoder
+from .search_vanilla_decoder import EnsembleDecoder, SearchDecoder
 
 # Each treats every hypothesis by itself, so sentences may leave the batch and be reordered; what
 # one stores per sentence, `_select_sentences` selects. With any other rule, all sentences stay.
@@ -67,7 +67,7 @@ def is_rowwise(
 ) -> bool:
     """Whether only ids are returned, and every rule treats each hypothesis by itself.
 
-    Then finished sentences may be dropped, and a step may overwrite the arrays of the last one.
+    Then finished sentences may be dropped, and a step may overwrite the scores of the last one.
     """
     rules = (*processors, *criteria)
     return (
@@ -113,7 +113,7 @@ def is_dead_end(logits: Tensor, config: GenerationConfig) -> bool:
 
 
 def search_decoder(
-    model: VanillaPreTrainedModel, inputs: dict[str, Any], beams: int, *, has_buffer: bool
+    model: VanillaPreTrainedModel, inputs: dict[str, Any], beams: int
 ) -> SearchDecoder | EnsembleDecoder:
     """The decoder for what `generate()` hands to a search.
 
@@ -122,7 +122,6 @@ def search_decoder(
         inputs: `encoder_outputs` and `attention_mask`, a row for each beam; `ensemble`, of
             `Ensemble.encode`, if any.
         beams: n.
-        has_buffer: each step may overwrite the logits of the last one.
     """
     mask = inputs.get("attention_mask")
     decoder = SearchDecoder(
@@ -130,7 +129,6 @@ def search_decoder(
         inputs["encoder_outputs"].last_hidden_state[::beams],
         None if mask is None else mask[::beams],
         beams=beams,
-        buffer=OutputBuffer() if has_buffer else None,
     )
     with_ensemble = inputs.get("ensemble")
     return decoder if with_ensemble is None else with_ensemble(decoder)
@@ -164,7 +162,7 @@ def greedy_search(
     """
     config = generation_config
     is_unobserved = streamer is None and is_rowwise(config, logits_processor, stopping_criteria)
-    decoder = search_decoder(model, inputs, 1, has_buffer=is_unobserved)
+    decoder = search_decoder(model, inputs, beams=1)
     # transformers continues a finished sentence if there is no end token
     has_end = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
     can_drop = is_unobserved and has_end
@@ -277,8 +275,7 @@ def beam_search(
     """
     config = generation_config
     can_drop = is_rowwise(config, logits_processor, stopping_criteria)
-    decoder = search_decoder(model, inputs, config.num_beams, has_buffer=can_drop)
-    buffer = OutputBuffer() if can_drop else None
+    decoder = search_decoder(model, inputs, config.num_beams)
     prompts = input_ids.view(-1, config.num_beams, input_ids.shape[1])
     state, results = initial_state(prompts, config), None
     count = candidate_count(config)
@@ -289,10 +286,12 @@ def beam_search(
         constrained.start(state, config)
         expand, move = constrained.candidates, constrained.advance
     scores, logits = _records(config)
+    out: Tensor | None = None
     step_logits = decoder.read_prompt(prompts[:, 0])
     while True:
         step_logits = step_logits.to(torch.float32)
-        out = None if buffer is None else buffer.like(tuple(step_logits.shape), step_logits)
+        if can_drop:  # a new array costs a CPU as much time as the numbers in it
+            out = torch.empty_like(step_logits) if out is None else out[: len(step_logits)]
         log_probs = torch.log_softmax(step_logits, dim=-1, out=out)
         log_probs = logits_processor(_ids(state.active, state.length), log_probs)
         scores, logits = _recorded(scores, log_probs), _recorded(logits, step_logits)

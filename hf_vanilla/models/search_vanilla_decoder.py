@@ -104,11 +104,6 @@ class BeamCache(EncoderDecoderCache):
         make_layer: Any = partial(GrowingLayer, beams)
         super().__init__(Cache(layer_class_to_replicate=make_layer), DynamicCache())
 
-    def width(self, slots: int) -> int:
-        """Slots of the keys of self-attention when `slots` are filled, after the prompt."""
-        layer: Any = self.self_attention_cache.layers[0]
-        return layer.width(slots)
-
     def select(self, rows: Tensor) -> None:
         """Keep sentences `rows`, in that order; only rows that change are copied.
 
@@ -146,41 +141,6 @@ class BeamCache(EncoderDecoderCache):
         return EncoderDecoderCache(own, of_source)
 
 
-class OutputBuffer:
-    """An array for a large output that every step of a search writes again.
-
-    Allocating all logits anew costs a CPU as much time as computing them.
-    """
-
-    def __init__(self) -> None:
-        self.storage: Tensor | None = None
-
-    def like(self, shape: tuple[int, ...], tensor: Tensor) -> Tensor:
-        """The first rows of the array, `shape`, in dtype and device of `tensor`.
-
-        Args:
-            shape: rows, at most those of the first call, and width, that of the first call.
-            tensor: any of that dtype and device.
-        """
-        if self.storage is None:
-            self.storage = tensor.new_empty(shape)
-        return self.storage[: shape[0]]
-
-    def linear(self, linear: nn.Module, states: Tensor) -> Tensor:
-        """Output `(m, out)` of a linear layer for `(m, in)`, written to the array if possible.
-
-        It is possible for torch's own kind of layer without autocast.
-        """
-        is_cast = torch.is_autocast_enabled(states.device.type)
-        if type(linear) is not nn.Linear or type(linear.weight) is not nn.Parameter or is_cast:
-            return linear(states)
-        weight, bias = linear.weight, linear.bias
-        out = self.like((len(states), len(weight)), states)
-        if bias is None:
-            return torch.mm(states, weight.t(), out=out)
-        return torch.addmm(bias, states, weight.t(), out=out)
-
-
 class SearchDecoder:
     """Stateful decoder: pass the last tokens of all beams; it keeps the KV cache.
 
@@ -189,7 +149,6 @@ class SearchDecoder:
         encoder_hidden_states: `(B, S, D)`.
         attention_mask: `(B, S)`, 1 = real token; None: all are.
         beams: n.
-        buffer: for the logits, which each step then overwrites; None: each step gets its own.
     """
 
     def __init__(
@@ -199,13 +158,11 @@ class SearchDecoder:
         attention_mask: Tensor | None,
         *,
         beams: int,
-        buffer: OutputBuffer | None = None,
     ) -> None:
         self.decoder: Any = model.base_model.decoder
         self.lm_head: Any = model.get_output_embeddings()
         self.encoder_hidden_states = encoder_hidden_states
         self.beams = beams
-        self.buffer = buffer
         self.cache = BeamCache(beams)
         self.length = 0  # tokens of a hypothesis
         self.positions: Tensor | None = None
@@ -245,15 +202,13 @@ class SearchDecoder:
         mask = None
         if self.mask is not None:
             self.mask = torch.cat((self.mask, self.newest_mask), dim=2)
-            spare = self.cache.width(slots := self.mask.shape[2]) - slots
+            layer: Any = self.cache.self_attention_cache.layers[0]
+            spare = layer.width(slots := self.mask.shape[2]) - slots
             mask = nn.functional.pad(self.mask, (0, spare), value=float("-inf"))
             mask = mask.unsqueeze(1)  # (b, 1, n, slots)
         hidden_states = self._layers(hidden_states, mask, self.source_masks[1])
         self.length += 1
-        hidden_states = self.decoder.layer_norm(hidden_states).flatten(0, 1)
-        if self.buffer is None:
-            return self.lm_head(hidden_states)
-        return self.buffer.linear(self.lm_head, hidden_states)
+        return self.lm_head(self.decoder.layer_norm(hidden_states).flatten(0, 1))
 
     def _position(self, like: Tensor) -> Tensor:
         """The position of the next token, `(D,)` or `(1, D)`; sinusoids of many steps at once."""
@@ -356,12 +311,8 @@ class Ensemble:
         Returns:
             From the decoder of the calling model to that of all models.
         """
-        encoded = [
-            model.base_model.encoder(
-                input_ids=input_ids, attention_mask=attention_mask
-            ).last_hidden_state
-            for model in self.models
-        ]
+        encoders = (model.base_model.encoder for model in self.models)
+        encoded = [encoder(input_ids, attention_mask).last_hidden_state for encoder in encoders]
 
         def decoder(first: SearchDecoder) -> "EnsembleDecoder":
             others = [

@@ -96,12 +96,6 @@ def scene_mask(past: Observed, queries: int, keys: int, is_key: Tensor | None = 
     return mask.unsqueeze(1)
 
 
-def causal_steps(mask: Tensor, steps: int) -> Tensor:
-    """A mask `(B, 1, P A, P A)` without later steps; all agents of one step see each other."""
-    number = torch.arange(steps, device=mask.device).repeat_interleave(mask.shape[-1] // steps)
-    return mask & (number.unsqueeze(1) >= number)
-
-
 def read_observed(
     config: VanillaAgentFormerConfig,
     past_values: Tensor,
@@ -332,7 +326,9 @@ class FutureDecoder(nn.Module):
             futures: `(B, N, P, A, 2)` relative to the origin, of these latents.
         """
         (samples, agents), steps = latents.shape[1:3], futures.shape[2]
-        mask = causal_steps(scene_mask(past, steps, steps), steps)
+        number = torch.arange(steps, device=futures.device).repeat_interleave(agents)
+        # no later steps; all agents of one step see each other
+        mask = scene_mask(past, steps, steps) & (number.unsqueeze(1) >= number)
         if mask.shape[0] > 1:  # one scene broadcasts over its samples
             mask = mask.repeat_interleave(samples, dim=0)
         source_mask = past.source_mask(samples * steps)

@@ -5,7 +5,6 @@ A fusion decides which tokens meet in which encoder, an encoder how its tokens a
 three fusions takes each of the encoders. Shapes: R rows, N sequences, L steps, M tokens, D width.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +16,7 @@ from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .kernels_vanilla import VanillaDropout
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
-from .positions_vanilla import sinusoid
+from .positions_vanilla import with_sinusoids
 from .rows_vanilla_scene import FEATURES, SIZE_FEATURES, Rows, Seen, reach
 
 TIME, AGENTS = "time", "agents"
@@ -56,7 +55,6 @@ class SequenceTokens(nn.Module):
         super().__init__()
         self.projection = nn.Linear(features, config.d_model)
         self.kinds = nn.Embedding(num_kinds, config.d_model)
-        self.scale = math.sqrt(config.d_model)
         self.dropout = VanillaDropout(config.dropout)
         self.positions: nn.Embedding | None = None
         if config.learned_positions:
@@ -67,13 +65,12 @@ class SequenceTokens(nn.Module):
         features = seen.features.to(self.projection.weight.dtype)
         kinds = seen.kinds if seen.kinds.dim() == 3 else seen.kinds.unsqueeze(2)
         vectors = self.projection(features) + self.kinds(kinds)
-        steps = torch.arange(vectors.shape[2], device=vectors.device)
-        if self.positions is not None:
+        if self.positions is None:
+            vectors = with_sinusoids(vectors)
+        else:
+            steps = torch.arange(vectors.shape[2], device=vectors.device)
             last = self.positions.num_embeddings - 1
             vectors = vectors.relu() + self.positions(steps.clamp(max=last))
-        else:
-            positions = sinusoid(steps, vectors.shape[-1]).to(vectors.dtype)
-            vectors = vectors * self.scale + positions
         return Grid(self.dropout(vectors), seen.is_real)
 
 

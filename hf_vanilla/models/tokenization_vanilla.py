@@ -5,7 +5,7 @@ import importlib
 import re
 import unicodedata
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from transformers import TokenizersBackend
@@ -131,11 +131,10 @@ class VanillaFairseqTokenizer(TokenizersBackend):
     def _convert_encoding(self, *args: Any, **kwargs: Any) -> Any:
         fields, encodings = super()._convert_encoding(*args, **kwargs)
         table = self._target_ids if self.is_for_target else self._source_ids
+        masks = [encoding.special_tokens_mask for encoding in encodings]
         fields["input_ids"] = [
             [i if is_added else table[i] for i, is_added in zip(row, added, strict=True)]
-            for row, added in zip(
-                fields["input_ids"], [e.special_tokens_mask for e in encodings], strict=True
-            )
+            for row, added in zip(fields["input_ids"], masks, strict=True)
         ]
         return fields, encodings
 
@@ -162,19 +161,17 @@ class VanillaFairseqTokenizer(TokenizersBackend):
             text = words.tokenize(text, aggressive_dash_splits=True, return_str=True, escape=True)
         return text.lower() if self.init_kwargs.get("do_lower_case") else text
 
-    @cached_property
-    def _moses_tools(self) -> dict[tuple[str, str], Any]:
-        return {}
-
     def _moses(self, name: str, side: str) -> Any:
-        language = self.init_kwargs[side]
-        if (name, language) not in self._moses_tools:
-            try:
-                # here, because transformers requires every module that the top of the file imports
-                sacremoses = importlib.import_module("sacremoses")
-            except ImportError:
-                raise ImportError(
-                    "this tokenizer splits words as Moses does: pip install sacremoses"
-                ) from None
-            self._moses_tools[name, language] = getattr(sacremoses, name)(lang=language)
-        return self._moses_tools[name, language]
+        try:
+            # here, because transformers requires every module that the top of the file imports
+            sacremoses = importlib.import_module("sacremoses")
+        except ImportError:
+            raise ImportError(
+                "this tokenizer splits words as Moses does: pip install sacremoses"
+            ) from None
+        return _moses_tool(getattr(sacremoses, name), self.init_kwargs[side])
+
+
+@cache
+def _moses_tool(kind: Any, language: str) -> Any:
+    return kind(lang=language)

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers.image_transforms import corners_to_center_format, get_size_with_aspect_ratio
 
 from hf_vanilla.data.image_models import normalised, resized_pixels
 from hf_vanilla.files import write_text
-from hf_vanilla.models.loss_vanilla_detr import NO_LABEL, iou, to_centers
+from hf_vanilla.models.loss_vanilla_detr import NO_LABEL, iou
 from hf_vanilla.options import Options, option
 
 if TYPE_CHECKING:
@@ -171,8 +172,6 @@ def resized_size(size: tuple[int, int], shortest: int, longest: int) -> tuple[in
         shortest: the shorter side becomes this,
         longest: unless the longer side would become more than this.
     """
-    from transformers.image_transforms import get_size_with_aspect_ratio
-
     height, width = get_size_with_aspect_ratio(size, shortest, longest)
     return max(1, height), max(1, width)
 
@@ -215,7 +214,7 @@ def detection_row(
     return {
         "pixel_values": normalised(pixels, mean, deviation),
         "labels": torch.from_numpy(inside.labels),
-        "boxes": to_centers(torch.from_numpy(inside.boxes / whole)).float(),
+        "boxes": corners_to_center_format(torch.from_numpy(inside.boxes / whole)).float(),
     }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForObjectDetection
+from transformers.image_transforms import center_to_corners_format
 
 from hf_vanilla.data.image_models import (
     FileResult,
@@ -30,7 +31,6 @@ from hf_vanilla.data.image_models import (
     results_of_files,
 )
 from hf_vanilla.data.images import open_image
-from hf_vanilla.models.loss_vanilla_detr import to_corners
 from hf_vanilla.options import option
 
 from .detection import resized_size
@@ -100,7 +100,7 @@ def detected_objects(
     """
     scores, labels = logits.detach().float().softmax(-1)[..., :-1].max(-1)  # (B, Q)
     order = scores.argsort(dim=-1, descending=True, stable=True).cpu()
-    corners = to_corners(boxes.detach().double()).cpu()
+    corners = center_to_corners_format(boxes.detach().double()).cpu()
     found = []
     for image, (height, width) in enumerate(np.asarray(sizes).tolist()):
         queries = order[image]

@@ -1,14 +1,15 @@
 """Boxes, matching and set loss of DETR: by hand, and equal to transformers' own."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.testing import assert_close
+from transformers.image_transforms import center_to_corners_format
 from transformers.loss.loss_for_object_detection import ForObjectDetectionLoss, generalized_box_iou
 
 from hf_vanilla.models.loss_vanilla_detr import (
-    MatchingCosts,
     Targets,
     detection_loss,
     generalized_iou,
@@ -16,15 +17,13 @@ from hf_vanilla.models.loss_vanilla_detr import (
     match,
     matching_cost,
     padded_targets,
-    to_centers,
-    to_corners,
 )
 
 LAYERS, IMAGES, QUERIES, CLASSES = 3, 4, 11, 7
 
 
 class TheirConfig:
-    """What transformers' loss reads of a config."""
+    """What our loss and transformers' read of a config."""
 
     class_cost, bbox_cost, giou_cost = 1, 5, 2
     bbox_loss_coefficient, giou_loss_coefficient, eos_coefficient = 5, 2, 0.1
@@ -55,12 +54,6 @@ def rows_of(targets, rows):
 # --- boxes -------------------------------------------------------------------------------------
 
 
-def test_the_two_forms_of_a_box_by_hand():
-    centers = torch.tensor([[0.5, 0.25, 0.5, 0.125]])
-    assert to_corners(centers).tolist() == [[0.25, 0.1875, 0.75, 0.3125]]
-    assert_close(to_centers(to_corners(centers)), centers, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     ("other", "overlap", "generalized"),
     [
@@ -86,7 +79,10 @@ def test_boxes_without_area_have_finite_overlap_and_gradient():
 
 
 def test_generalized_iou_of_all_pairs_equals_transformers():
-    ours, theirs = to_corners(random_boxes(5)), to_corners(random_boxes(7))
+    ours, theirs = (
+        center_to_corners_format(random_boxes(5)),
+        center_to_corners_format(random_boxes(7)),
+    )
     found = generalized_iou(ours[:, None], theirs[None])
     assert_close(found, generalized_box_iou(ours, theirs), rtol=0, atol=0)
 
@@ -97,10 +93,14 @@ def test_generalized_iou_of_all_pairs_equals_transformers():
 def test_matching_is_the_cheapest_of_all_assignments():
     logits, boxes = (t.detach()[:1, :1, :4] for t in predictions())
     wanted = padded_targets(targets((3,)))
-    cost = matching_cost(logits, boxes, wanted, MatchingCosts())[0, 0]
+    cost = matching_cost(TheirConfig, logits, boxes, wanted)[0, 0]
     orders = list(itertools.permutations(range(4), 3))
     cheapest = min(orders, key=lambda rows: sum(cost[q, m].item() for m, q in enumerate(rows)))
-    assert match(logits, boxes, wanted)[0, 0].tolist() == list(cheapest)
+    assert match(TheirConfig, logits, boxes, wanted)[0, 0].tolist() == list(cheapest)
+
+
+def costs(label, distance, overlap):
+    return SimpleNamespace(class_cost=label, bbox_cost=distance, giou_cost=overlap)
 
 
 def test_each_cost_alone_finds_its_own_best_query():
@@ -108,16 +108,16 @@ def test_each_cost_alone_finds_its_own_best_query():
     logits[0, 0, 0, 1] = 5.0  # query 0 is sure of class 1
     boxes = torch.tensor([[[[0.9, 0.9, 0.1, 0.1], [0.5, 0.5, 0.2, 0.2], [0.5, 0.5, 0.9, 0.9]]]])
     wanted = Targets(torch.tensor([[1]]), torch.tensor([[[0.5, 0.5, 0.3, 0.3]]]))
-    by_label = match(logits, boxes, wanted, MatchingCosts(1, 0, 0))
-    by_distance = match(logits, boxes, wanted, MatchingCosts(0, 1, 0))
-    by_overlap = match(logits, boxes, wanted, MatchingCosts(0, 0, 1))
+    by_label = match(costs(1, 0, 0), logits, boxes, wanted)
+    by_distance = match(costs(0, 1, 0), logits, boxes, wanted)
+    by_overlap = match(costs(0, 0, 1), logits, boxes, wanted)
     assert [t.item() for t in (by_label, by_distance, by_overlap)] == [0, 1, 1]
 
 
 def test_no_query_gets_two_objects_and_padding_gets_none():
     logits, boxes = predictions()
     wanted = padded_targets(targets())
-    chosen = match(logits, boxes, wanted)
+    chosen = match(TheirConfig, logits, boxes, wanted)
     assert (chosen.ge(0) == wanted.labels.ne(-100)).all()
     for of_image in chosen.flatten(0, 1):
         queries = of_image[of_image >= 0].tolist()
@@ -128,14 +128,14 @@ def test_more_objects_than_queries_is_an_error():
     logits, boxes = predictions()
     wanted = padded_targets(targets((12, 0, 1, 0)))
     with pytest.raises(ValueError, match=r"12 objects, but the model has 11 queries.*num_queries"):
-        match(logits, boxes, wanted)
+        match(TheirConfig, logits, boxes, wanted)
 
 
 def test_predictions_that_are_not_finite_are_matched_last():
     logits, boxes = (t.detach() for t in predictions())
     boxes[:, :, 0] = float("nan")
     wanted = padded_targets(targets())
-    assert not match(logits, boxes, wanted).eq(0).any()
+    assert not match(TheirConfig, logits, boxes, wanted).eq(0).any()
 
 
 # --- loss --------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_predictions_that_are_not_finite_are_matched_last():
 def test_loss_and_gradients_equal_transformers():
     logits, boxes = predictions()
     wanted = targets()
-    found = detection_loss(logits, boxes, padded_targets(wanted))
+    found = detection_loss(TheirConfig, logits, boxes, padded_targets(wanted))
     found.total.backward()
     ours = [t.grad.clone() for t in (logits, boxes)]
     logits.grad = boxes.grad = None
@@ -164,7 +164,9 @@ def test_the_order_of_targets_is_irrelevant():
     logits, boxes = predictions()
     wanted = targets()
     turned = [{name: tensor.flip(0) for name, tensor in target.items()} for target in wanted]
-    first, second = (detection_loss(logits, boxes, padded_targets(t)) for t in (wanted, turned))
+    first, second = (
+        detection_loss(TheirConfig, logits, boxes, padded_targets(t)) for t in (wanted, turned)
+    )
     assert_close(first.total, second.total)
 
 
@@ -172,7 +174,9 @@ def test_the_order_of_targets_is_irrelevant():
 def test_a_batch_without_objects_has_a_finite_loss_of_classes_only(width):
     logits, boxes = predictions()
     labels = torch.full((IMAGES, width), -100)
-    found = detection_loss(logits, boxes, Targets(labels, torch.zeros(IMAGES, width, 4)))
+    found = detection_loss(
+        TheirConfig, logits, boxes, Targets(labels, torch.zeros(IMAGES, width, 4))
+    )
     nothing = logits.detach().log_softmax(-1)[..., -1]
     assert_close(found.label.detach(), -nothing.mean(dim=(1, 2)))
     assert found.distance.abs().sum() == found.overlap.abs().sum() == 0
@@ -184,10 +188,10 @@ def test_a_batch_without_objects_has_a_finite_loss_of_classes_only(width):
 def test_micro_batches_with_the_counts_of_the_step_sum_to_the_whole_loss(cut):
     logits, boxes = predictions()
     wanted = padded_targets(targets())
-    whole = detection_loss(logits, boxes, wanted)
+    whole = detection_loss(TheirConfig, logits, boxes, wanted)
     step = {"num_objects": wanted.labels.ne(-100).sum(), "num_images": IMAGES}
     parts = [
-        detection_loss(logits[:, rows], boxes[:, rows], rows_of(wanted, rows), **step)
+        detection_loss(TheirConfig, logits[:, rows], boxes[:, rows], rows_of(wanted, rows), **step)
         for rows in (slice(None, cut), slice(cut, None))
     ]
     assert_close(sum(part.total for part in parts), whole.total)
@@ -197,7 +201,7 @@ def test_one_count_of_the_step_without_the_other_is_refused():
     logits, boxes = predictions()
     for counts in ({"num_objects": 9}, {"num_images": 3}):
         with pytest.raises(ValueError, match="give both of the optimizer step, or neither"):
-            detection_loss(logits, boxes, padded_targets(targets()), **counts)
+            detection_loss(TheirConfig, logits, boxes, padded_targets(targets()), **counts)
 
 
 @pytest.mark.parametrize("label", [-1, CLASSES])
@@ -206,7 +210,7 @@ def test_a_label_that_is_no_class_is_named(label):
     wanted = padded_targets(targets())
     wanted.labels[0, 0] = label
     with pytest.raises(ValueError, match=f"labels from .*{label}.*classes 0 to {CLASSES - 1}"):
-        detection_loss(logits, boxes, wanted)
+        detection_loss(TheirConfig, logits, boxes, wanted)
 
 
 def test_boxes_and_labels_of_different_number_are_named():

@@ -10,7 +10,7 @@ from torch import nn
 from hf_vanilla import quantize
 from hf_vanilla.models import packing_vanilla, quantization_vanilla
 from hf_vanilla.models.onednn_vanilla import can_multiply
-from hf_vanilla.models.packing_vanilla import JoinedPacked, PackedLinear, pack
+from hf_vanilla.models.packing_vanilla import PackedLinear, pack
 from hf_vanilla.models.quantization_vanilla import QuantizedLinear, is_quantized
 from hf_vanilla.models.search_vanilla_conditions import is_as_built
 
@@ -30,9 +30,6 @@ def test_a_packed_layer_computes_the_product_of_its_layers(dtype, has_bias):
     found = PackedLinear(layers)(states)
     assert found.dtype == dtype
     assert torch.allclose(found, wanted, **tolerance)
-    parts = JoinedPacked(layers)(states)
-    assert [part.shape[-1] for part in parts] == [11, 5]
-    assert torch.equal(torch.cat(parts, dim=-1), found)
 
 
 @torch.no_grad()
