@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -11,6 +11,29 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
+
+
+class LayerSizes(Protocol):
+    """What a layer of Figure 1 reads from its config; `VanillaTwoSidedConfig` describes it."""
+
+    d_model: int
+    encoder_layers: int
+    encoder_attention_heads: int
+    encoder_ffn_dim: int
+    decoder_layers: int
+    decoder_attention_heads: int
+    decoder_ffn_dim: int
+    dropout: float | int
+    attention_dropout: float | int
+    activation_dropout: float | int
+    activation_function: str
+    attention_bias: bool
+    layer_norm_eps: float
+    _attn_implementation: Any  # set by transformers
+
+    def head_widths(self, num_heads: int) -> tuple[int, int]:
+        """d_k and d_v (3.2.2) of an attention with `num_heads` heads."""
+
 
 # how several GPUs share the weights of a layer; for the `base_model_tp_plan` of a config
 LAYER_TP_PLAN = {
