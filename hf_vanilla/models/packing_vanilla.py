@@ -21,14 +21,21 @@ class PackedLinear(nn.Module):
         layers: on a CPU, all with a bias or none: `nn.Linear` in float32 or bfloat16, or quantized
             ones, whose own weights are no longer needed.
         dtype: of the outputs of quantized ones; those of the others have that of their weights.
+        is_after_relu: as of `IntegerProduct`.
     """
 
-    def __init__(self, layers: Sequence[Any], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Any],
+        dtype: torch.dtype = torch.float32,
+        *,
+        is_after_relu: bool = False,
+    ) -> None:
         super().__init__()
         self.out_features = sum(layer.out_features for layer in layers)
         self.integer: IntegerProduct | None = None
         if isinstance(layers[0], QuantizedLinear):
-            self.integer = IntegerProduct(layers, dtype)
+            self.integer = IntegerProduct(layers, dtype, is_after_relu=is_after_relu)
             return
         weight = torch.cat([layer.weight.detach() for layer in layers])
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
@@ -83,7 +90,9 @@ def pack(model: nn.Module) -> None:
             _pack_projections(module, dtype, is_joined=not name.endswith("encoder_attn"))
         for child_name, child in list(module.named_children()):
             if is_packable(child):
-                setattr(module, child_name, PackedLinear([child]))
+                is_after_relu = child_name == "fc2" and type(module.activation_fn) is nn.ReLU
+                packed = PackedLinear([child], is_after_relu=is_after_relu)
+                setattr(module, child_name, packed)
     for weight in model.parameters():
         if weight.device.type == "cpu":  # a copy: each keeps the whole file of a loaded model
             weight.data = weight.data.clone()

@@ -32,9 +32,14 @@ LEAST_SCALE = 1e-30
 DIVISOR = torch.tensor(float(LARGEST), device="cpu")  # torch makes a tensor of a Python number
 
 
+def scale_of(sizes: Tensor) -> Tensor:
+    """The scale `(..., 1)` that makes 127 of the largest size of each row `(..., I)`."""
+    return sizes.amax(dim=-1, keepdim=True).clamp_min_(LEAST_SCALE).div_(DIVISOR)
+
+
 def scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows `(..., I)` scaled to -127 to 127, not rounded, and the scale of each, `(..., 1)`."""
-    scale = rows.abs().amax(dim=-1, keepdim=True).clamp_min_(LEAST_SCALE).div_(DIVISOR)
+    scale = scale_of(rows.abs())
     return rows / scale, scale
 
 
@@ -53,15 +58,21 @@ class IntegerProduct:
     Args:
         layers: linear layers with the same input, joined into one product.
         dtype: of the outputs; None: that of the inputs.
+        is_after_relu: inputs are not negative and are read here only: they are overwritten, which
+            spares large rows two more arrays.
 
     Raises:
         ValueError: the weights are not on a CPU.
     """
 
     def __init__(
-        self, layers: "Sequence[QuantizedLinear]", dtype: torch.dtype | None = None
+        self,
+        layers: "Sequence[QuantizedLinear]",
+        dtype: torch.dtype | None = None,
+        *,
+        is_after_relu: bool = False,
     ) -> None:
-        self.dtype = dtype
+        self.dtype, self.is_after_relu = dtype, is_after_relu
         weights = [layer.weight.detach() for layer in layers]
         device = weights[0].device.type
         if device != "cpu":
@@ -84,7 +95,12 @@ class IntegerProduct:
         """Outputs `(..., O)` of all layers for `(..., I)`."""
         if states.requires_grad:
             states = states.detach()
-        rows, row_scale = scaled(states.float())  # fast where `to` takes a microsecond for nothing
+        rows = states.float()  # fast where `to` takes a microsecond for nothing
+        if self.is_after_relu:
+            row_scale = scale_of(rows)
+            rows.div_(row_scale)
+        else:
+            rows, row_scale = scaled(rows)
         if self.is_fast:
             product = byte_product(rows, self.weight, self.scale, self.zero_points)
         else:

@@ -76,6 +76,18 @@ def test_layers_of_other_dtypes_stay(monkeypatch):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_a_packed_int8_model_overwrites_only_what_a_relu_made(activation, monkeypatch):
+    monkeypatch.setattr(packing_vanilla, "multiplies_bfloat16", lambda: False)
+    model = quantize(lively_model(activation_function=activation).float())
+    small, ids = copy.deepcopy(model), sources(5, 3, 7)["input_ids"]
+    pack(small)
+    assert small.model.decoder.layers[0].fc2.integer.is_after_relu is (activation == "relu")
+    expected, found = (m(input_ids=ids, decoder_input_ids=ids).logits for m in (model, small))
+    assert torch.equal(found, expected)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize(
     ("has_bytes", "has_bfloat16"), [(True, True), (True, False), (False, False)]
 )
