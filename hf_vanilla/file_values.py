@@ -1,9 +1,9 @@
 """Values of YAML and JSON files: reading them, and checks of their types and names."""
 
 import difflib
-import math
 import re
 import reprlib
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -113,9 +113,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def is_finite_number(value: Any) -> bool:
-    """Whether a value of a file is a number: no switch, NaN or infinity."""
+    """Whether a value is a number: no switch, NaN, infinity, or integer beyond all floats."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
+    return is_number and abs(value) <= sys.float_info.max
 
 
 def checked(value: Any, kinds: type | tuple[type, ...], name: str) -> Any:

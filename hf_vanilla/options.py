@@ -1,7 +1,6 @@
 """Dataclasses of options: from YAML files and command lines, with constraints on their fields."""
 
 import difflib
-import math
 import re
 from argparse import ArgumentError, ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any, TypedDict, Union, Unpack, get_args, get_origin, get_type
 from transformers.hf_argparser import string_to_bool
 
 from hf_vanilla.command_help import OptionFormatter
-from hf_vanilla.file_values import check_names, checked, shown, yaml_value
+from hf_vanilla.file_values import check_names, checked, is_finite_number, shown, yaml_value
 
 
 class UsageError(ValueError):
@@ -134,8 +133,8 @@ def _check_value(declared: Field, value: Any) -> None:
         raise ValueError(f"{name}={shown(value)}: choose one of {', '.join(choices)}")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
-    if not math.isfinite(value):
-        raise ValueError(f"{name}={value}: give a finite number")
+    if not is_finite_number(value):
+        raise ValueError(f"{name}={shown(value)}: give a finite number")
     if any(is_outside(value, limits[key]) for key, is_outside in OUTSIDE.items() if key in limits):
         raise ValueError(f"{name}={value}: give {_bounds(limits)}")
 
