@@ -113,9 +113,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def is_finite_number(value: Any) -> bool:
-    """Whether a value is a number: no switch, NaN, infinity, or integer beyond all floats."""
+    """Whether a value is a number: no switch, NaN, infinity, or integer of more than 64 bits."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value) <= sys.float_info.max
+    return is_number and abs(value) <= (
+        sys.maxsize if isinstance(value, int) else sys.float_info.max
+    )
 
 
 def checked(value: Any, kinds: type | tuple[type, ...], name: str) -> Any:

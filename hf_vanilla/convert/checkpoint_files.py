@@ -75,7 +75,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): download it again") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold keys and values")

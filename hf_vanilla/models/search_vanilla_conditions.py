@@ -7,7 +7,7 @@ a hook, a cache of the caller's or an argument, goes to transformers' search.
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,9 @@ from .layers_vanilla import VanillaDecoderLayer
 from .modeling_vanilla import VanillaForConditionalGeneration
 from .pretrained_vanilla import VanillaPreTrainedModel
 from .search_vanilla import beam_search, greedy_search
+from .search_vanilla_constraints import Constraints
+from .search_vanilla_decoder import Ensemble
 from .stacks_vanilla import VanillaDecoder
-
-if TYPE_CHECKING:
-    from .search_vanilla_constraints import Constraints
-    from .search_vanilla_decoder import Ensemble
 
 # arguments of `generate()`, besides settings, that our search takes as transformers' does
 KNOWN_ARGUMENTS = {
@@ -53,8 +51,8 @@ def own_search(
     arguments: dict[str, Any],
     limits: Tensor | None,
     *,
-    ensemble: "Ensemble | None" = None,
-    constraints: "Constraints | None" = None,
+    ensemble: Ensemble | None = None,
+    constraints: Constraints | None = None,
 ) -> Callable | None:
     """What `generate()` calls in place of transformers' search; None: that search has to run.
 
@@ -67,8 +65,12 @@ def own_search(
         constraints: phrases that the translations contain.
 
     Raises:
-        ValueError: the ensemble or the constraints do not fit the call.
+        TypeError: the ensemble or the constraints are of another class.
+        ValueError: they do not fit the call.
     """
+    for value, kind in ((ensemble, Ensemble), (constraints, Constraints)):
+        if not isinstance(value, kind | None):
+            raise TypeError(f"give {kind.__name__}(...), not a {type(value).__name__}")
     if not can_search(model, settings, arguments):
         return None
     search: Callable = partial(greedy_search, streamer=arguments.get("streamer"))

@@ -151,7 +151,7 @@ def read_map(path: Path) -> RoadMap:
     try:
         archive = json.loads(path.read_text(encoding="utf-8"))
         lines = list(_lines(archive))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path} is no map archive of Argoverse 2 ({type(error).__name__}: {error}): give one "
             "with lane_segments, pedestrian_crossings and drivable_areas"

@@ -96,6 +96,8 @@ def test_models_that_do_not_fit_are_refused():
         model.generate(**batch, ensemble=Ensemble([other]))
     with pytest.raises(ValueError, match="in training mode"):
         model.generate(**batch, ensemble=Ensemble([lively_model().train()]))
+    with pytest.raises(TypeError, match=r"give Ensemble\(...\), not a list"):
+        model.generate(**batch, ensemble=[model])
     with pytest.raises(ValueError, match="greedy or beam search of input_ids"):
         model.generate(**batch, ensemble=Ensemble([model]), do_sample=True)
     with pytest.raises(ValueError, match="needs a second model"):

@@ -357,6 +357,7 @@ def test_a_value_of_the_wrong_kind_is_refused_by_name(write):
         ("a: [\n", "is not YAML"),
         ("learning_rate: .inf\n", "learning_rate=inf: give a finite number"),
         (f"max_steps: {10**400}\n", "max_steps=1000.*000: give a finite number"),
+        (f"max_steps: {10**20}\n", "max_steps=1000.*000: give a finite number"),
         ("max_grad_norm: .nan\n", "max_grad_norm=nan: give a finite number"),
         ("model: {dropout: .nan}\n", "model.dropout=nan: give a finite number"),
         ("seed: 3\nmax_steps: 5\nseed: 7\n", r"'seed' has two values \(the second in line 3\)"),
