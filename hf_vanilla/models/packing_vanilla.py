@@ -90,7 +90,8 @@ def pack(model: nn.Module) -> None:
             _pack_projections(module, dtype, is_joined=not name.endswith("encoder_attn"))
         for child_name, child in list(module.named_children()):
             if is_packable(child):
-                is_after_relu = child_name == "fc2" and type(module.activation_fn) is nn.ReLU
+                activation = getattr(module, "activation_fn", None)  # other packages have others
+                is_after_relu = child_name == "fc2" and type(activation) is nn.ReLU
                 packed = PackedLinear([child], is_after_relu=is_after_relu)
                 setattr(module, child_name, packed)
     for weight in model.parameters():

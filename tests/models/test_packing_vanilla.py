@@ -65,6 +65,14 @@ def test_projections_of_different_inputs_are_those_of_the_layers():
     assert torch.allclose(attention(*inputs)[0], wanted, atol=1e-5)
 
 
+def test_a_feed_forward_part_of_another_package_is_packed():
+    """NLLB-MoE and SeamlessM4T call their activation `act`."""
+    part = nn.ModuleDict({"fc1": nn.Linear(3, 4), "act": nn.ReLU(), "fc2": nn.Linear(4, 3)})
+    wanted = part["fc2"](states := torch.randn(2, 4))
+    pack(part)
+    assert torch.allclose(part["fc2"](states), wanted, atol=1e-5)
+
+
 def test_layers_of_other_dtypes_stay(monkeypatch):
     double = nn.Sequential(nn.Linear(3, 4).double())
     pack(double)
