@@ -205,7 +205,7 @@ class ImageClassificationTask:
         left_out = unreadable_images((self.images.train, self.images.validation))
         return image_card(
             **{**facts, "training": facts["training"] + left_out},
-            dataset=Path(train.origin).name,
+            dataset=Path(self.options.dataset).resolve().name,
             classes=train.label_names,
             scores=None if validation is None else validation.values,
         )

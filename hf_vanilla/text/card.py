@@ -45,7 +45,9 @@ def translation_card(
         validation_nll: nats per target token on the validation set; None where there is none.
         **facts: of `CardFacts`.
     """
-    nll = "not measured" if validation_nll is None else f"{validation_nll:.4f}"
+    nll = (
+        "not measured" if validation_nll is None else f"{validation_nll:.4f} nats per target token"
+    )
     scored = "not measured" if scores is None else str(scores)
     metrics = {}
     if scores is not None:
@@ -53,5 +55,5 @@ def translation_card(
             "sacrebleu": (round(scores.bleu, 2), f"BLEU ({scores.bleu_signature})"),
             "chrf": (round(scores.chrf, 2), f"chrF ({scores.chrf_signature})"),
         }
-    table = f"```\n{scored}\nnegative log-likelihood: {nll} nats per target token\n```"
+    table = f"```\n{scored}\nnegative log-likelihood: {nll}\n```"
     return model_card(replace(CARD, scores=table, metrics=metrics, **facts))

@@ -417,7 +417,10 @@ def _chosen_checkpoints(options: AverageOptions) -> list[Path]:
         if options.best_by is not None:
             raise ValueError(f"best_by={options.best_by!r} needs best, the number of checkpoints")
         if not 0 < options.last <= len(folders):
-            raise ValueError(f"last={options.last}: {run} has {len(folders)} checkpoints")
+            count = len(folders)
+            raise ValueError(
+                f"last={options.last}: {run} has {count} checkpoints; give 1 to {count}"
+            )
         return folders[-options.last :]
     measures = validation_measures(task_of_model(str(run)))
     by = options.best_by or next(iter(measures))

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,6 +182,12 @@ def test_what_the_engine_onnx_cannot_do_is_refused(folder, tmp_path):
         Translator(folder, engine="onnx", dtype="int8")
 
 
+def test_graphs_name_no_file_of_this_machine(folder):
+    code = str(Path(files.__file__).parents[2]).encode()
+    for name in ("encoder.onnx", "decoder.onnx"):
+        assert code not in (folder / name).read_bytes()
+
+
 def test_one_beam_is_greedy_search(model, folder):
     translator = runner_of(folder).Translator(folder, threads=1, num_beams=1)
     for row in source_rows(9):
@@ -324,6 +331,7 @@ def test_the_layout_of_transformers_js_decodes_greedily_as_we_do(tokenizer, tmp_
     folder = export(ExportOptions(output=str(tmp_path / "js"), **given))
     written = json.loads((folder / "generation_config.json").read_text())
     assert (written["num_beams"], written["max_new_tokens"]) == (1, 12)
+    assert str(tmp_path) not in (folder / "config.json").read_text()
     encoder = onnxruntime.InferenceSession(folder / "onnx" / "encoder_model.onnx")
     decoder = onnxruntime.InferenceSession(folder / "onnx" / "decoder_model_merged.onnx")
     past_inputs = [i for i in decoder.get_inputs() if i.name.startswith("past_key_values")]

@@ -61,6 +61,8 @@ def write_graph(
         tuple([each[i] for each in one] if isinstance(one, list) else one[i] for one in inputs)
         for i in (1, 2)
     )
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
     weights = sum(weight.nbytes for weight in graph.state_dict().values())
     with _quiet():
         program: Any = torch.onnx.export(
@@ -75,6 +77,7 @@ def write_graph(
         )
     if dtype == "int8":
         _quantize(program.model)
+    ClearMetadataAndDocStringPass()(program.model)  # stack traces with paths of this machine
     program.save(path, external_data=weights > LARGEST_FILE)
 
 
