@@ -10,7 +10,7 @@ Saved code of an int8 translation model is loaded from here, so this file has th
 Shapes: I inputs, O outputs, V vocabulary, D `d_model`, B batch, L any length.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -285,18 +285,20 @@ def replace_layers(model: PreTrainedModel, *, has_values: bool) -> None:
         model.tie_weights()
 
 
-def restore_layers(model: PreTrainedModel, layers: Mapping[str, Any]) -> None:
-    """Put float layers back in place of quantized ones, with the weights of these.
-
-    Args:
-        model: with quantized layers.
-        layers: the float layers by name, as they were before `replace_layers`; their values change.
-    """
-    for name, layer in layers.items():
-        own: Any = model.get_submodule(name)
+def restore_layers(model: PreTrainedModel) -> None:
+    """Put float layers of the same values in place of quantized ones."""
+    modules: list[tuple[str, Any]] = list(model.named_modules())
+    for name, own in modules:
+        if isinstance(own, QuantizedEmbedding):
+            sizes = own.num_embeddings, own.embedding_dim
+            layer: Any = VanillaEmbedding(*sizes, own.padding_idx, device="meta")
+        elif isinstance(own, QuantizedLinear):
+            layer = nn.Linear(own.in_features, own.out_features, bias=False, device="meta")
+            if own.bias is not None:
+                layer.bias = nn.Parameter(own.bias.detach())
+        else:
+            continue
         layer.weight = nn.Parameter(own.weight * own.weight_scale.unsqueeze(1))
-        if getattr(own, "bias", None) is not None:
-            layer.bias = nn.Parameter(own.bias.detach())
         model.set_submodule(name, layer.train(own.training))
     _set_ties(model, has_scales=False)
     model.tie_weights()
@@ -398,8 +400,6 @@ class VanillaInt8Quantizer(HfQuantizer):
         self, model: PreTrainedModel, **kwargs: Any
     ) -> PreTrainedModel:
         if self.pre_quantized:
-            layers = dict(model.named_modules())
-            self.layers = {name: one for name, one in layers.items() if _quantized_layer(one)}
             replace_layers(model, has_values=False)
         return model
 
@@ -409,9 +409,15 @@ class VanillaInt8Quantizer(HfQuantizer):
         if not self.pre_quantized:
             replace_layers(model, has_values=True)
         elif self.quantization_config.dequantize:
-            restore_layers(model, self.layers)
+            restore_layers(model)
             return model.to(self.dtype)
         return model.requires_grad_(requires_grad=False)
+
+    def _dequantize(
+        self, model: PreTrainedModel, dtype: torch.dtype | None = None
+    ) -> PreTrainedModel:
+        restore_layers(model)
+        return model.to(dtype or torch.float32).requires_grad_()
 
     def is_serializable(self) -> bool:
         """Whether the weights can be saved: yes."""
