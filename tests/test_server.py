@@ -140,6 +140,7 @@ def test_what_the_service_refuses_is_one_sentence(ask):
     for path, body, status, problem in (
         ("v1/view/translate", {"text": " ", "beams": 2}, 400, "There is no text"),
         ("v1/view/translate", {"text": "two"}, 400, not_understood),
+        ("v1/view/translate", {"text": "two", "beams": float("inf")}, 400, not_understood),
         ("v1/view/translate", {"text": "two", "beams": 2, "lengths": "long"}, 400, not_understood),
         ("v1/view/translate", [], 400, not_understood),
         ("v1/view/inside", {"text": "two", "ids": [1]}, 400, not_understood),

@@ -197,7 +197,7 @@ def _view(name: str, call: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], A
     async def view(value: Any) -> Any:
         try:
             return await call(value)
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError) as error:
             logger.warning("a request to %s was not understood: %r", name, error)
             raise ValueError(NOT_UNDERSTOOD) from None
 
