@@ -7,11 +7,13 @@ import numpy as np
 import torch
 
 from hf_vanilla.families import entry_of
-from hf_vanilla.options import option
+from hf_vanilla.options import UsageError, option
 
+from .built_in_tracks import BUILT_IN
 from .eth_ucy import TEST_FILES, leave_one_out
 from .forecaster import ForecasterOptions, check_rate, load_forecaster, relative_outputs
 from .layout import rollout_arguments, scene_batches
+from .options import TrackFileOptions
 from .protocol import Protocol, TrackScores
 from .scores import (
     COLLISION_DISTANCE,
@@ -51,6 +53,18 @@ class EvaluateTracksOptions(ForecasterOptions):  # the files' options, flat on t
     observed_steps: int = option(8, "of a model without weights", at_least=2)
     predicted_steps: int = option(12, "of a model without weights", at_least=1)
     batch_size: int = option(1024, "windows at a time", at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.test_scene is None and self.dataset not in BUILT_IN:
+            return
+        plain = vars(TrackFileOptions())
+        given = [name for name, default in plain.items() if getattr(self, name) != default]
+        if names := [name for name in given if name != "step_seconds"]:
+            raise UsageError(
+                f"{', '.join(names)}: for other files; the format of "
+                f"{self.test_scene or self.dataset} is known: remove it"
+            )
 
 
 def evaluate_tracks(options: EvaluateTracksOptions) -> TrackScores:

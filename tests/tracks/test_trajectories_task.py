@@ -282,3 +282,10 @@ def test_chosen_tracks_validate_a_recipe_with_a_test_scene(eth_ucy_folder):
 def test_other_tracks_with_such_a_recipe_are_told_how(tracks):
     with pytest.raises(FileNotFoundError, match=r"no biwi_eth.txt.*--test_scene none"):
         prepare(read_recipe(["--recipe", "tracks_zara1", "--dataset", str(tracks)]))
+
+
+@pytest.mark.parametrize("data", [["walkers"], ["folder", "--test_scene", "zara1"]])
+def test_a_format_of_files_beside_tracks_of_known_format_is_refused(data):
+    arguments = ["--model", "constant_velocity", "--unit", "km", "--dataset", *data]
+    with pytest.raises(ValueError, match=f"unit: for other files; the format of {data[-1]} is"):
+        evaluate(read_evaluation(arguments))
