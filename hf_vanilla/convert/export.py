@@ -118,7 +118,7 @@ def quantize_folder(options: QuantizeOptions) -> Path:
     if (task := task_or_default(options.model)) != "translation":
         raise ValueError(
             f"{options.model} is of {task}: this command quantizes translation models; in Python, "
-            "hf_vanilla.quantize(model)"
+            "hf_vanilla.quantize(model) also classifiers and detectors"
         )
     with whole_folder(options.output) as folder:
         model, tokenizer = load_translator(

@@ -228,7 +228,7 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
         The same model, in evaluation mode. `save_pretrained` saves it as it is.
 
     Raises:
-        ValueError: it is another model, is quantized already or is not on a CPU.
+        ValueError: it is another model or a forecaster, is quantized already or is not on a CPU.
     """
     check_quantizable(model)
     quantizer = VanillaInt8Quantizer(VanillaInt8Config(), pre_quantized=False)
@@ -251,6 +251,7 @@ def check_quantizable(model: PreTrainedModel) -> None:
             f"int8: a {name} is not a model of hf_vanilla: convert it by hf-vanilla convert, or "
             "load it with dtype='bfloat16'"
         )
+    _refuse_forecaster(model)
     if is_quantized(model):
         raise ValueError(f"this {name} has int8 weights already: quantize the float model")
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -259,6 +260,14 @@ def check_quantizable(model: PreTrainedModel) -> None:
         raise ValueError(
             f"int8: this {name} is on the device {device!r}, and int8 is for CPUs: "
             "move it to the CPU, or load it with dtype='bfloat16'"
+        )
+
+
+def _refuse_forecaster(model: PreTrainedModel) -> None:
+    if model.main_input_name == "past_values":
+        raise ValueError(
+            f"int8: a {type(model).__name__} is a forecaster, which has no int8 form: load it with "
+            "dtype='bfloat16'"
         )
 
 
@@ -399,6 +408,7 @@ class VanillaInt8Quantizer(HfQuantizer):
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, **kwargs: Any
     ) -> PreTrainedModel:
+        _refuse_forecaster(model)
         if self.pre_quantized:
             replace_layers(model, has_values=False)
         return model

@@ -104,11 +104,9 @@ def test_an_int8_model_is_not_exported(tmp_path):
     vit, processor = image_models.vit(), image_processor((15, 20), [0.5] * 3, [0.5] * 3)
     quantize(vit).save_pretrained(tmp_path / "vit")
     processor.save_pretrained(tmp_path / "vit")
-    tracks = new_forecaster(VanillaTracksConfig(d_model=24)).eval()
-    quantize(tracks).save_pretrained(tmp_path / "tracks")
     detector = detection_files.tiny_detector(tmp_path / "detr")
     quantize(detector).save_pretrained(tmp_path / "detr")
-    for name in ("vit", "tracks", "detr"):
+    for name in ("vit", "detr"):
         with pytest.raises(ValueError, match=f"{name} has int8 weights: give the float model"):
             exported(tmp_path / name)
 

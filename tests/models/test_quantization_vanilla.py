@@ -11,7 +11,14 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
-from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, VanillaInt8Config, quantize
+from hf_vanilla import (
+    VanillaConfig,
+    VanillaForConditionalGeneration,
+    VanillaForTrajectoryPrediction,
+    VanillaInt8Config,
+    VanillaTracksConfig,
+    quantize,
+)
 from hf_vanilla.models import quantization_vanilla
 from hf_vanilla.models.onednn_vanilla import can_multiply, exact_product
 from hf_vanilla.models.quantization_vanilla import (
@@ -350,7 +357,7 @@ def test_batch_mates_do_not_change_a_translation_in_int8():
 # --- what is refused ---------------------------------------------------------------------------
 
 
-def test_quantize_names_the_reason_and_the_remedy():
+def test_quantize_names_the_reason_and_the_remedy(tmp_path):
     marian = MarianMTModel(
         MarianConfig(
             vocab_size=13,
@@ -365,6 +372,15 @@ def test_quantize_names_the_reason_and_the_remedy():
     )
     with pytest.raises(ValueError, match=r"MarianMTModel is not a model of hf_vanilla: convert"):
         quantize(marian)
+    tracks = VanillaTracksConfig(d_model=8, encoder_attention_heads=2, decoder_attention_heads=2)
+    forecaster = VanillaForTrajectoryPrediction(tracks)
+    with pytest.raises(ValueError, match="is a forecaster, which has no int8 form: load it with"):
+        quantize(forecaster)
+    forecaster.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="is a forecaster, which has no int8 form: load it with"):
+        VanillaForTrajectoryPrediction.from_pretrained(
+            tmp_path, quantization_config=VanillaInt8Config()
+        )
     with torch.device("meta"):
         empty = VanillaForConditionalGeneration(VanillaConfig(**SMALL))
     with pytest.raises(ValueError, match="on the meta device, without values: load its weights"):

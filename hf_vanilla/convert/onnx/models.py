@@ -95,7 +95,6 @@ def export_forecaster(name: str, folder: Path, dtype: str) -> None:
         ValueError: a graph cannot do what the model does.
     """
     model = load_forecaster(name, device="cpu")
-    require_float(model, name)
     if (form := class_name(model.config)) in FAULTS:
         raise ValueError(
             f"{name} is a {form}, which {FAULTS[form]}: export a model of another form"
