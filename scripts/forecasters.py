@@ -43,7 +43,7 @@ from hf_vanilla.tracks.windows import Windows
 
 logger = logging.getLogger(__name__)
 
-SWEEP = "scripts/sweeps/junctions.yaml"
+SWEEP = Path(__file__).with_name("sweeps") / "junctions.yaml"
 SAME_AS_INTERLEAVED = "hierarchical, sequential"  # one layer for each part
 SAMPLES = 20
 TIMED_AGENTS, BATCH = 1000, 256
@@ -170,7 +170,7 @@ def arguments_of_models(
         found[name] = f"{common['joint']} {own}".split()
     first, second = STAGES
     found[second] = [*found[second], "--first_stage", str(model_folder(first, data, options, seed))]
-    for name, section in read_yaml(Path(SWEEP))["runs"].items():
+    for name, section in read_yaml(SWEEP)["runs"].items():
         if name != SAME_AS_INTERLEAVED:
             own = [f"--{key}={value}" for key, value in section.items()]
             more = "" if data == "junctions" else OWN_ON_ETH_UCY.get(name, "")
