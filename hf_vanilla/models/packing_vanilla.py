@@ -90,7 +90,8 @@ def pack(model: nn.Module) -> None:
             _pack_projections(module, dtype, is_joined=not name.endswith("encoder_attn"))
         for child_name, child in list(module.named_children()):
             if is_packable(child):
-                activation = getattr(module, "activation_fn", None)  # other packages have others
+                # layers of other packages may have no activation_fn
+                activation = getattr(module, "activation_fn", None)
                 is_after_relu = child_name == "fc2" and type(activation) is nn.ReLU
                 packed = PackedLinear([child], is_after_relu=is_after_relu)
                 setattr(module, child_name, packed)

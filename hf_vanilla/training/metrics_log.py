@@ -147,7 +147,7 @@ class MetricsLog:
         left = self.bar.total - step
         if step == self._first_step + TIMED_STEPS and left and self.accelerator.is_main_process:
             seconds = left * (time.monotonic() - self._timed_since) / (TIMED_STEPS - 1)
-            duration = timedelta(seconds=min(math.ceil(seconds), 10**13))  # what a timedelta holds
+            duration = timedelta(seconds=min(math.ceil(seconds), 10**13))  # more overflows
             text = (
                 f"expected: {duration} for the other {left:,} steps, beside validation and saving"
             )

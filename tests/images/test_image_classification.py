@@ -76,6 +76,7 @@ def test_a_run_learns_colours_and_leaves_a_folder_that_transformers_loads(images
     coloured(tmp_path / "new.png", (240, 10, 30), size=(50, 20))
     assert classify(str(tmp_path / "new.png"))[0]["label"] == "red"
     card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "trained with hf_vanilla on images:" in card  # the folder, not its part train
     assert "accuracy 100.00 %" in card
     assert "pipeline_tag: image-classification" in card
     assert str(tmp_path) not in card.split("```yaml")[0]

@@ -109,7 +109,7 @@ def export_for_transformers_js(name: str, folder: Path, dtype: str) -> None:
     write_encoder(model, graphs / f"encoder_model{suffix}.onnx", dtype, has_cache=False)
     _write_decoder(model, graphs / f"decoder_model_merged{suffix}.onnx", dtype)
     config = model.config.to_dict() | {"model_type": "marian", "architectures": ["MarianMTModel"]}
-    del config["_name_or_path"]  # of this machine
+    del config["_name_or_path"]  # a path of this machine
     decoding = written_decoding(model)
     ids = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bad_words_ids")
     greedy = {
