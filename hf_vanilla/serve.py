@@ -69,6 +69,12 @@ class ServeOptions(_ModelOptions):
     max_wait_ms: float = option(
         5, "longest time that a sentence waits for others of its batch", at_least=0, at_most=1000
     )
+    max_batch_memory: int | None = option(
+        None,
+        "of translators: MiB that a batch may take beside the weights, by an upper bound; larger "
+        "ones are split, and a sentence that needs more alone is refused",
+        at_least=1,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,12 +105,14 @@ class Settings:
         models_folder: whose models visitors of the page can choose too; None: none.
         tracks: of forecasters, to step through.
         frame_seconds: of `tracks`.
+        max_batch_memory: MiB of a batch of translators.
     """
 
     dtype: str | None = None
     models_folder: str | None = None
     tracks: str = "walkers"
     frame_seconds: float | None = None
+    max_batch_memory: int | None = None
 
 
 def serve(options: ServeOptions) -> None:
@@ -118,7 +126,9 @@ def serve(options: ServeOptions) -> None:
         ValueError: a model cannot be used, or the file has no key.
         OSError: a file or a model is not found, or the address cannot be used.
     """
-    settings = Settings(options.dtype, options.models_folder)
+    settings = Settings(
+        options.dtype, options.models_folder, max_batch_memory=options.max_batch_memory
+    )
     with listening(options, settings) as (server, address):
         logger.info("the service is at %s; Ctrl-C stops it", address)
         if not _is_loopback(options.host):

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from hf_vanilla.models.generation_vanilla import has_source_limit, merged_settin
 from hf_vanilla.models.packing_vanilla import pack
 from hf_vanilla.models.search_vanilla_constraints import Constraints, Phrase
 from hf_vanilla.models.search_vanilla_decoder import STEPS_AT_ONCE, Ensemble
+from hf_vanilla.models.stacks_vanilla import VanillaTextPreTrainedModel
 from hf_vanilla.options import install_hint
 
 from .decoding import generated_texts
@@ -33,6 +35,7 @@ from .loading import load_translator, output_size
 from .n_best import Hypothesis, n_best_of_rows
 from .terminology import Term
 
+SHORTEST = 2  # tokens of a sentence: one and the end
 ENGINES = ("torch", "ctranslate2", "onnx")
 # fields that a call may change with ONNX Runtime; the others are in its graphs
 ONNX_DECODING = frozenset(
@@ -193,6 +196,44 @@ class TorchEngine:
             logits = 3 * beams * config.target_vocab_size
             total += (encoder + cache + scores) * model.dtype.itemsize + 4 * logits
         return total
+
+    def sentences_within(self, limit: float, source: int) -> int:
+        """Number of sentences in a batch that a limit of memory allows; at least 1.
+
+        Args:
+            limit: MiB beside the weights.
+            source: tokens of the longest sentence.
+
+        Raises:
+            ValueError: one alone may need more.
+        """
+        needed = self.sentence_bytes(source) / 2**20
+        if needed > limit:
+            raise ValueError(
+                f"max_batch_memory={limit}: a sentence of {source} tokens may need "
+                f"{math.ceil(needed)} MiB: give {math.ceil(needed)} or more, or fewer num_beams"
+            )
+        return int(limit / needed)
+
+
+def check_memory_limit(limit: float, engine: Engine, instead: str) -> None:
+    """Refuse a limit of memory that no sentence meets, or whose need is not known.
+
+    Args:
+        limit: MiB that a batch may take beside the weights.
+        engine: translates.
+        instead: what a user can do if the need is not known.
+
+    Raises:
+        ValueError: of an engine other than torch, a model of others, or a limit too small.
+    """
+    if not isinstance(engine, TorchEngine) or not isinstance(
+        engine.model, VanillaTextPreTrainedModel
+    ):
+        raise ValueError(
+            f"max_batch_memory={limit} needs the engine torch and a model of hf_vanilla: {instead}"
+        )
+    engine.sentences_within(limit, SHORTEST)
 
 
 def check_n_best(n: int, saved: GenerationConfig, changes: dict[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """Translate sentences: with an engine, alignments, n-best lists, given phrases."""
 
 import logging
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice, tee
 from operator import length_hint
@@ -13,11 +12,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.lines import check_sentences
 from hf_vanilla.models.search_vanilla_constraints import Constraints
-from hf_vanilla.models.stacks_vanilla import VanillaTextPreTrainedModel
 
 from .alignments import Aligner, AlignmentHead, Links, saved_head
 from .decoding import TOKENS_PER_BATCH, WINDOW_LINES, Sentence, SentenceDecoder
-from .engines import Engine, TorchEngine, check_beams, check_n_best, load_engine
+from .engines import (
+    Engine,
+    TorchEngine,
+    check_beams,
+    check_memory_limit,
+    check_n_best,
+    load_engine,
+)
 from .generation_fields import check_own_search
 from .n_best import Hypothesis
 from .terminology import phrase_of, sentences_with_phrases
@@ -93,13 +98,8 @@ class Translator(SentenceDecoder):
         self.engine: Engine = model
         self._folder = folder
         self.max_batch_memory = max_batch_memory
-        if max_batch_memory is not None and not (
-            isinstance(model, TorchEngine) and isinstance(model.model, VanillaTextPreTrainedModel)
-        ):
-            raise ValueError(
-                f"max_batch_memory={max_batch_memory} needs the engine torch and a model of "
-                "hf_vanilla: limit tokens_per_batch"
-            )
+        if max_batch_memory is not None:
+            check_memory_limit(max_batch_memory, self.engine, "limit tokens_per_batch")
         super().__init__(
             model.tokenizer, tokens_per_batch=tokens_per_batch, window=window, processes=processes
         )
@@ -251,15 +251,7 @@ class Translator(SentenceDecoder):
         assert isinstance(self.engine, TorchEngine)
         parts = []
         for batch in batches:
-            longest = len(rows[batch[0]])
-            needed = self.engine.sentence_bytes(longest) / 2**20
-            size = int(self.max_batch_memory / needed)
-            if not size:
-                raise ValueError(
-                    f"max_batch_memory={self.max_batch_memory}: a sentence of {longest} tokens may "
-                    f"need {math.ceil(needed)} MiB: give {math.ceil(needed)} or more, or fewer "
-                    "num_beams"
-                )
+            size = self.engine.sentences_within(self.max_batch_memory, len(rows[batch[0]]))
             parts += [batch[first : first + size] for first in range(0, len(batch), size)]
         return parts
 

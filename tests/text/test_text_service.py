@@ -20,6 +20,7 @@ from hf_vanilla.app.page import Page, Served
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.serve import ServeOptions, Settings, bound, serve, served_by
 from hf_vanilla.text.decoding import generated_texts
+from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.service import BLOCK, check_html
 
@@ -247,6 +248,36 @@ def test_a_learned_position_model_refuses_what_is_over_its_length(trained, tmp_p
     calls = served_by([str(tmp_path)], Settings(), Worker()).calls
     with pytest.raises(ValueError, match="tokens; the limit is 11: shorten it"):
         asyncio.run(calls["/translate"]({"q": "one " * 9}))
+
+
+def test_a_batch_stays_within_its_memory(trained_run, monkeypatch):
+    sizes = []
+    search = TorchEngine.n_best_rows
+    monkeypatch.setattr(
+        TorchEngine,
+        "n_best_rows",
+        lambda engine, rows, n: sizes.append(len(rows)) or search(engine, rows, n),
+    )
+    body = {"q": ["one two three", "four five", "six"]}
+
+    def found(memory):
+        sizes.clear()
+        settings = Settings(max_batch_memory=memory)
+        call = served_by([str(trained_run)], settings, Worker(max_wait_seconds=1)).calls
+        return asyncio.run(call["/translate"](body)), sizes[:]
+
+    free, together = found(None)
+    model, tokenizer = load_translator(str(trained_run))
+    longest = len(tokenizer(body["q"][0]).input_ids)
+    needed = TorchEngine(model, tokenizer).sentence_bytes(longest) / 2**20
+    assert together == [3]
+    assert found(2.5 * needed) == (free, [1, 2])
+    with pytest.raises(ValueError, match=r"^max_batch_memory=0\.1: a sentence of 2 tokens"):
+        found(0.1)
+    shortest = TorchEngine(model, tokenizer).sentence_bytes(2) / 2**20
+    message = rf"^A sentence of {longest} tokens may need \d+ MiB of memory; the limit is "
+    with pytest.raises(ValueError, match=message):
+        found((shortest + needed) / 2)
 
 
 # --- access ------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ def test_a_model_of_two_configs_translates(trained, tmp_path):
     last = len(tokenizer) - 2
     with pytest.raises(ValueError, match=f"={last + 1}: the vocabulary has ids up to {last}"):
         Translator(tmp_path, suppress_tokens=[last + 1])
+    with pytest.raises(ValueError, match=r"^max_batch_memory=9 needs .*: limit tokens_per_batch"):
+        Translator(tmp_path, max_batch_memory=9)
 
 
 @pytest.fixture(scope="module")
