@@ -127,8 +127,8 @@ def named_model(models: Mapping[str, Any], body: Any) -> Any:
     """
     if not isinstance(body, dict):
         raise ValueError("The body of the request is no JSON object.")
-    name = str(body.get("model") or next(iter(models)))
-    if name not in models:
+    name = body.get("model") or next(iter(models))
+    if not isinstance(name, str) or name not in models:
         raise ValueError(f"There is no model {name!r}: there is {', '.join(models)}.")
     return models[name]
 

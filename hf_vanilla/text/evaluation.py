@@ -40,19 +40,24 @@ class MarkupScores:
         complete: of these, translations with exactly the tags of the reference, in any order.
         span_f1: F1 of spans, 0 to 1; a span is a tag and the text inside, at any place of the line.
         distance: mean number of words between the beginning of a span and the same span of the
-            reference, where the words of both lines are matched; 0 without spans.
+            reference, where the words of both lines are matched; None without such spans.
     """
 
     lines: int
     well_formed: int
     complete: int
     span_f1: float
-    distance: float
+    distance: float | None
+
+    @property
+    def shown_distance(self) -> str:
+        """The distance; `-` without."""
+        return "-" if self.distance is None else f"{self.distance:.2f}"
 
     def __str__(self) -> str:
         return (
             f"tags of {self.lines} lines: well-formed {self.well_formed}, "
-            f"complete {self.complete}, span F1 {self.span_f1:.3f}, {self.distance:.2f} words off"
+            f"complete {self.complete}, span F1 {self.span_f1:.3f}, {self.shown_distance} words off"
         )
 
 
@@ -81,7 +86,7 @@ def score_markup(translations: Sequence[str], references: Sequence[str]) -> Mark
         distances += _distances(translation, reference)
     if not lines:
         return None
-    distance = sum(distances) / max(len(distances), 1)
+    distance = sum(distances) / len(distances) if distances else None
     return MarkupScores(lines, well_formed, complete, 2 * same / (found + wanted), distance)
 
 

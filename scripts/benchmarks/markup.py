@@ -58,7 +58,7 @@ def main() -> None:
     for name, found in (("word alignment", aligned), ("share of the length", shared)):
         scores = score_markup(found, references)
         counts = f"{scores.well_formed} | {scores.complete}"
-        print(f"| {name} | {counts} | {scores.span_f1:.3f} | {scores.distance:.2f} |")
+        print(f"| {name} | {counts} | {scores.span_f1:.3f} | {scores.shown_distance} |")
     wrong = [row for row in zip(sources, aligned, references, strict=True) if row[1] != row[2]]
     for row in wrong[: options.show]:
         print("", *row, sep="\n")

@@ -71,6 +71,7 @@ def test_the_service_classifies_what_the_page_does_and_refuses_the_rest(folder, 
         ({}, "This is no picture: .* in a request, image is data:image/png;base64,"),
         ({"image": sent(picture()), "top_k": 0}, "top_k is not a number from 1 to 1000"),
         ({"image": sent(picture()), "model": "other"}, "There is no model 'other'"),
+        ({"image": sent(picture()), "model": 7}, "There is no model 7"),
     ):
         with pytest.raises(ValueError, match=problem):
             asyncio.run(classify(body))

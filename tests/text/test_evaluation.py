@@ -172,13 +172,14 @@ def test_tags_are_scored_against_those_of_the_reference():
         reference: (1, 1, 1.0, 0),
         "Klicken <b>Sie</b> auf OK und <a>dann <b>hier</b></a>.": (1, 1, 4 / 6, 2 / 3),
         "Klicken Sie auf <b>OK und <a>dann</b> hier</a>.": (0, 0, 0.5, 0),
-        "Klicken Sie auf OK": (1, 0, 0, 0),
+        "Klicken Sie auf OK": (1, 0, 0, None),
     }
     for translation, (well_formed, complete, f1, distance) in cases.items():
         scores = score_markup([translation, "plain"], [reference, "plain <br/>"])
         assert (scores.lines, scores.well_formed, scores.complete) == (1, well_formed, complete)
         assert scores.span_f1 == pytest.approx(f1), translation
         assert scores.distance == pytest.approx(distance), translation
+        assert ("- words off" in str(scores)) == (distance is None)
     assert score_markup(["<b>x</b>"], ["x"]) is None
 
 
