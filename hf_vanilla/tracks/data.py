@@ -20,8 +20,6 @@ from .windows import Windows, cut_windows
 
 logger = logging.getLogger(__name__)
 
-VALIDATION_SEED = 5
-
 
 @dataclass(frozen=True)
 class TrackData:
@@ -72,8 +70,8 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
     validation = None if tables[1] is None else cut_windows(tables[1], **how)
     if validation is not None and not len(validation):
         raise ValueError(
-            "the validation tracks have no window: give other ones by --validation, or none by "
-            "--validation_share 0"
+            "the validation tracks have no window: give other ones by --validation, more by "
+            "--validation_share, or none by --validation_share 0"
         )
     described = tables[0].describe() + options.left_out
     logger.info("training: %s; %d windows", described, len(train))
@@ -113,12 +111,9 @@ def training_and_validation(options: WindowOptions) -> tuple[TrackTable, TrackTa
         chosen = options.read(options.dataset, seed=1)
     if chosen is not None:
         return train, chosen
-    agents = np.unique(train.agent)
-    count = int(options.validation_share * len(agents))
-    if not count:
+    is_held_out = options.held_out(train)
+    if not is_held_out.any():
         return train, None
-    held_out = np.random.default_rng(VALIDATION_SEED).permutation(agents)[:count]
-    is_held_out = np.isin(train.agent, held_out)
     return train.rows(~is_held_out), train.rows(is_held_out)
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hf_vanilla.families import Measure, task_entry
 from hf_vanilla.options import Options, check_multiple, option
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from hf_vanilla.training.options import TrainRecipe
 
 UNIT = "units of the tracks"
+VALIDATION_SEED = 5
 
 
 def _error(score: str, of: str) -> Measure:
@@ -128,12 +131,16 @@ class WindowOptions(TrackFileOptions):  # the files' options, flat on the comman
     )
     validation: str | None = option(
         None,
-        "file or folder to validate on; default: a share of the agents, of built-in tracks new "
-        "ones, of ETH and UCY the published cut",
+        "file or folder to validate on; default: a share, of built-in tracks new ones, of ETH and "
+        "UCY the published cut",
         of_data=True,
     )
     validation_share: float = option(
-        0.1, "share of the agents kept for validation", at_least=0, below=1
+        0.1,
+        "share kept for validation: of the agents; in tasks of scenes, of the scenes or, where "
+        "these are too few, of each one's frames, the last",
+        at_least=0,
+        below=1,
     )
     stride: int = option(1, "steps from one training window to the next", at_least=1)
     allow_missing: bool = option(
@@ -159,6 +166,15 @@ class WindowOptions(TrackFileOptions):  # the files' options, flat on the comman
         """Text for the log and the card that names the scene left out; empty where none is."""
         return "" if self.test_scene == "none" else f", without scene {self.test_scene}"
 
+    def held_out(self, table: TrackTable) -> np.ndarray:
+        """Rows kept for validation, `(N,)` bool: those of some agents."""
+        return self._share_of(table.agent)
+
+    def _share_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Rows `(N,)` bool with one of `validation_share` of the numbers, at random."""
+        some = np.random.default_rng(VALIDATION_SEED).permutation(np.unique(numbers))
+        return np.isin(numbers, some[: int(self.validation_share * len(some))])
+
     def check_with(self, train: "TrainRecipe") -> None:
         """Nothing here depends on the shared options."""
 
@@ -176,6 +192,16 @@ class SceneOptions(WindowOptions):  # flat on the command line
     def __post_init__(self) -> None:
         super().__post_init__()
         check_multiple(self, "scenes_per_step", "scenes_per_batch")
+
+    def held_out(self, table: TrackTable) -> np.ndarray:
+        """Rows of some scenes or, of too few, the last frames of each: no scene lacks agents."""
+        rows = self._share_of(table.scene)
+        if not rows.any():
+            for scene in np.unique(table.scene):
+                of_scene = table.scene == scene
+                last, length = table.frame[of_scene].max(), np.ptp(table.frame[of_scene])
+                rows |= of_scene & (table.frame > last - self.validation_share * length)
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from hf_vanilla.tracks.attention import attention_in_scene
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
 from hf_vanilla.tracks.forecast import ForecastOptions, forecast_file, forecasts
 from hf_vanilla.tracks.forecaster import load_forecaster, predict
-from hf_vanilla.tracks.options import SceneDataOptions
+from hf_vanilla.tracks.options import SceneDataOptions, TrackDataOptions
 from hf_vanilla.tracks.plot import (
     ATTENTION_WIDTH,
     PlotTracksOptions,
@@ -274,6 +274,22 @@ def test_the_figure_shows_whom_an_agent_looks_at(trained, tmp_path, monkeypatch)
         plot_tracks(PlotTracksOptions(**asked, attention_of="1", overwrite=True))
     with pytest.raises(ValueError, match="attention_of='1' is for one frame"):
         PlotTracksOptions(model="m", input="junctions", output="t.gif", attention_of="1")
+
+
+def test_what_is_kept_for_validation_are_whole_scenes_or_the_last_frames(tmp_path):
+    scenes = built_in_tracks("walkers", agents=60, seed=7)
+    options = SceneDataOptions(validation_share=0.4)
+    held_out = options.held_out(scenes)
+    kept, others = (set(scenes.scene[rows].tolist()) for rows in (held_out, ~held_out))
+    assert len(kept) == int(0.4 * len(kept | others)) > 1
+    assert not kept & others
+    one = scenes.rows(scenes.scene == 0)
+    held_out = options.held_out(one)
+    assert one.frame[held_out].min() == one.frame[~held_out].max() + 1
+    assert (one.frame.max() - one.frame[held_out].min()) / np.ptp(one.frame) < 0.4
+    assert not SceneDataOptions(validation_share=0.0).held_out(one).any()
+    agents = TrackDataOptions(validation_share=0.4).held_out(one)
+    assert not set(one.agent[agents].tolist()) & set(one.agent[~agents].tolist())
 
 
 @pytest.mark.slow
