@@ -44,6 +44,7 @@ SAME_FIELDS = (
 SEGMENTER = "detr."  # prefix of the detector inside a segmentation model
 MASK_HEADS = ("mask_head.", "bbox_attention.")
 UNUSED = "num_batches_tracked"  # of a norm whose statistics are frozen
+AUTHORS_HEADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class DetrOptions(Options):
     input: str = option(text="folder, Hub id, or the authors' .pth file")
     output: str = option(text="folder for our model")
     without_masks: bool = option(False, "leave a segmentation head out; otherwise it is an error")
-    heads: int = option(8, "attention heads; a .pth does not tell them")
+    heads: int = option(AUTHORS_HEADS, "attention heads; a .pth does not tell them")
     dilation: bool = option(False, "the .pth is a DC5 model, whose weights do not tell it")
 
 
@@ -84,6 +85,11 @@ def convert_detr(options: DetrOptions) -> Path:
             processor = DetrImageProcessorPil()
         else:
             source = local_folder(options.input)
+            if options.heads != AUTHORS_HEADS or options.dilation:
+                raise ValueError(
+                    f"heads={options.heads} and dilation={options.dilation} are for a .pth file: "
+                    f"leave them out, {options.input} has its own in config.json"
+                )
             parts = sorted(source.glob("*.safetensors")) or [source / "pytorch_model.bin"]
             weights = {
                 name: weight for part in parts for name, weight in read_checkpoint(part).items()

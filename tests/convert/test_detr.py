@@ -222,7 +222,11 @@ def test_dilation_that_transformers_ignores_is_not_ours(theirs, pixels, tmp_path
     DetrImageProcessorPil().save_pretrained(tmp_path / "theirs")
     path = tmp_path / "theirs" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dilation": True}))
-    convert_detr(DetrOptions(input=str(tmp_path / "theirs"), output=str(tmp_path / "ours")))
+    told = {"input": str(tmp_path / "theirs"), "output": str(tmp_path / "ours")}
+    for other in ({"heads": 3}, {"dilation": True}):
+        with pytest.raises(ValueError, match=r"are for a \.pth file: leave them out"):
+            convert_detr(DetrOptions(**told, **other))
+    convert_detr(DetrOptions(**told))
     ours = VanillaForObjectDetection.from_pretrained(tmp_path / "ours")
     assert_close(ours(pixels).logits, theirs(pixels).logits, rtol=0, atol=1e-5)
     assert ours.config.label2id == {"cat": 0, "dog": 1, "owl": 2}
