@@ -170,7 +170,11 @@ def _timm_config(
     patches, positions, fed, head = (weights[name] for name in needed)
     width, channels, *patch = patches.shape
     pretrained = settings.get("pretrained_cfg") or {}
-    heads = heads or (settings.get("model_args") or {}).get("num_heads")
+    given = settings.get("model_args") or {}
+    for name, own in (("act_layer", "gelu"), ("norm_layer", "layernorm")):  # not seen in shapes
+        if given.get(name) not in (None, own):
+            raise ValueError(f"{origin} has {name}={given[name]!r} in config.json; ours is {own!r}")
+    heads = heads or given.get("num_heads")
     size, count = pretrained.get("input_size"), positions.shape[1] - 1
     if not size:
         side = round(count**0.5)

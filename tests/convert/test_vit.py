@@ -393,3 +393,12 @@ def test_timm_heads_follow_from_the_width_or_the_settings():
         assert from_timm(theirs).config.encoder_attention_heads == heads
     settings = {"model_args": {"num_heads": 2}}
     assert from_timm(theirs, settings).config.encoder_attention_heads == 2
+
+
+def test_timm_layers_that_shapes_do_not_tell_are_refused():
+    for name, own, other in (("act_layer", "gelu", "relu"), ("norm_layer", "layernorm", "rmsnorm")):
+        for value in (None, own):
+            from_timm(timm_weights(), {"model_args": {name: value}}, heads=3)
+        told = f"has {name}='{other}' in config.json; ours is '{own}'"
+        with pytest.raises(ValueError, match=told):
+            from_timm(timm_weights(), {"model_args": {name: other}}, heads=3)
