@@ -71,11 +71,13 @@ class DetectionData(BoxAugmentation):  # flat on the command line
     def __post_init__(self) -> None:
         super().__post_init__()
         check_multiple(self, "images_per_step", "images_per_batch")
-        if self.dataset == DIGIT_SCENES and self.validation is not None:
-            raise ValueError(
-                f"validation={self.validation!r}: {DIGIT_SCENES} are validated on scenes of their "
-                "own; leave it out, or give a dataset"
-            )
+        for name in ("images", "validation", "validation_images", "validation_split"):
+            value = getattr(self, name)
+            if self.dataset == DIGIT_SCENES and value is not None:
+                raise ValueError(
+                    f"{name}={value!r}: {DIGIT_SCENES} are generated, also those for validation; "
+                    "leave it out, or give a dataset"
+                )
         if self.longest_edge < self.shortest_edge:
             raise ValueError(
                 f"longest_edge={self.longest_edge} is smaller than shortest_edge="

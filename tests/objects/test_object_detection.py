@@ -242,6 +242,7 @@ def test_training_reads_coco_files_and_scores_the_validation(tmp_path):
         ({}, {"smallest_scale": 1.5}, "smallest_scale=1.5"),
         ({}, {"validation_split": "val"}, "validation_split='val': .*json has no such split"),
         ({}, {"dataset": "digit_scenes", "validation": "val.json"}, "validation='val.json': digit"),
+        ({}, {"dataset": "digit_scenes", "images": "x"}, "images='x': digit_scenes are generated"),
     ],
 )
 def test_bad_recipes_end_before_training(tmp_path, model, data, told):
