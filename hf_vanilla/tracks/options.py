@@ -171,7 +171,7 @@ class WindowOptions(TrackFileOptions):  # the files' options, flat on the comman
         return self._share_of(table.agent)
 
     def _share_of(self, numbers: np.ndarray) -> np.ndarray:
-        """Rows `(N,)` bool with one of `validation_share` of the numbers, at random."""
+        """Rows, `(N,)` bool, of a random `validation_share` of the numbers that rows have."""
         some = np.random.default_rng(VALIDATION_SEED).permutation(np.unique(numbers))
         return np.isin(numbers, some[: int(self.validation_share * len(some))])
 
