@@ -40,11 +40,13 @@ class PageService:
         cached_models: size of the model cache; the least recently used model is dropped.
         dtype: numbers of the models, as for `Translator`.
         max_tokens: maximum number of source tokens.
+        max_batch_memory: MiB that a batch for programs may take beside the weights; None: no limit.
     """
 
     cached_models: int = 2
     dtype: str | None = None
     max_tokens: int = 256
+    max_batch_memory: float | None = None
     _models: OrderedDict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase]] = field(
         default_factory=OrderedDict
     )

@@ -108,14 +108,12 @@ class BatchSearch:
         name: of the model.
         n: length of the lists.
         has_links: words are aligned.
-        max_memory: MiB that a batch may take beside the weights; None: no limit.
     """
 
     service: PageService
     name: str
     n: int = 1
     has_links: bool = False
-    max_memory: int | None = None
 
     def __call__(self, sentences: list[Prepared]) -> list[Translated]:
         """Translate a batch.
@@ -127,13 +125,13 @@ class BatchSearch:
         beams = model.generation_config.num_beams or 1
         changes = {"num_beams": self.n} if self.n > beams else {}
         engine = TorchEngine(model, tokenizer, **changes)
-        if self.max_memory is not None:
+        if (limit := self.service.max_batch_memory) is not None:
             longest = max(len(sentence.ids) for sentence in sentences)
             needed = len(sentences) * engine.sentence_bytes(longest) / 2**20
-            if needed > self.max_memory:
+            if needed > limit:
                 raise ValueError(
                     f"A sentence of {longest} tokens may need {math.ceil(needed):,} MiB of memory; "
-                    f"the limit is {self.max_memory:,}: shorten it."
+                    f"the limit is {limit:,}: shorten it."
                 )
         lists = engine.n_best_rows([sentence.ids for sentence in sentences], self.n)
         self._put_markup(sentences, lists)
@@ -228,26 +226,17 @@ class TextService:
         service: has the models.
         names: folders or Hub ids; each pair of languages is that of the first model with it.
         worker: computes.
-        max_batch_memory: MiB that a batch may take beside the weights; None: no limit.
 
     Raises:
-        ValueError: the limit is too small, or a model is not of hf_vanilla.
+        ValueError: the limit of memory is too small, or a model is not of hf_vanilla.
     """
 
-    def __init__(
-        self,
-        service: PageService,
-        names: Sequence[str],
-        worker: Worker,
-        max_batch_memory: int | None = None,
-    ) -> None:
-        self._worker, self._max_memory = worker, max_batch_memory
+    def __init__(self, service: PageService, names: Sequence[str], worker: Worker) -> None:
+        self._worker = worker
         self.models = [Model(service, name) for name in names]
-        if max_batch_memory is not None:
+        if (limit := service.max_batch_memory) is not None:
             for name in names:
-                check_memory_limit(
-                    max_batch_memory, TorchEngine(*service.load(name)), "leave it out"
-                )
+                check_memory_limit(limit, TorchEngine(*service.load(name)), "leave it out")
 
     # --- LibreTranslate ---------------------------------------------------------------------------
 
@@ -257,9 +246,7 @@ class TextService:
         model = self._of_languages(_text(body, "source", "auto"), _text(body, "target", ""))
         given = body.get("alternatives") not in (None, "", 0, "0")
         alternatives = whole_number(body, "alternatives", 1, MAX_BEAMS - 1) if given else 0
-        search = BatchSearch(
-            model.service, model.name, 1 + alternatives, max_memory=self._max_memory
-        )
+        search = BatchSearch(model.service, model.name, 1 + alternatives)
         plan, futures = self._submitted(model, search, texts, is_html=_is_html(body))
         found = await asyncio.gather(*futures)
         ways = [[_text_of(blocks, found, n) for n in range(1 + alternatives)] for blocks in plan]
@@ -332,9 +319,7 @@ class TextService:
         texts = _texts(body, "text")
         model: Model = named_model({one.shown: one for one in self.models}, body)
         n_best = whole_number(body, "n_best", 1, MAX_BEAMS)
-        search = BatchSearch(
-            model.service, model.name, n_best, _flag(body, "alignment"), self._max_memory
-        )
+        search = BatchSearch(model.service, model.name, n_best, _flag(body, "alignment"))
         plan, futures = self._submitted(model, search, texts, is_html=_is_html(body))
         if _flag(body, "stream"):
             return _streamed(plan, futures)
@@ -509,7 +494,8 @@ def check_html(text: str) -> None:
 def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served:
     """What translators answer, with the settings of `hf_vanilla.serve`."""
     page = TextPage(*models, models_folder=settings.models_folder, dtype=settings.dtype)
-    texts = TextService(page.service, models, worker, settings.max_batch_memory)
+    page.service.max_batch_memory = settings.max_batch_memory
+    texts = TextService(page.service, models, worker)
     return Served(
         page.page(),
         {
