@@ -124,9 +124,12 @@ def search_decoder(
         beams: n.
     """
     mask = inputs.get("attention_mask")
+    encoded = inputs["encoder_outputs"]
+    if beams > 1:  # transformers repeated them in this object, which lives as long as the search
+        encoded.last_hidden_state = encoded.last_hidden_state[::beams].clone()
     decoder = SearchDecoder(
         model,
-        inputs["encoder_outputs"].last_hidden_state[::beams],
+        encoded.last_hidden_state,
         None if mask is None else mask[::beams],
         beams=beams,
     )
@@ -315,6 +318,7 @@ def beam_search(
             _select_sentences(rows, decoder, *logits_processor, *stopping_criteria)
             if constrained is not None:
                 constrained.select(rows)
+        del step_logits, log_probs  # before the next step makes its own
         step_logits = decoder.read(state.active[:, :, 0, state.length - 1])
     found = with_finished(results, state)
     if constrained is not None:

@@ -10,6 +10,7 @@ V vocabulary. A slot is one entry of the self-attention cache: a token of the pr
 """
 
 import math
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,22 @@ STEPS_AT_ONCE = 32
 PADDED_STEPS_AT_ONCE = 8
 # the storage has at least so many of these parts before they double
 LEAST_PARTS = 8
+# of a part of the storage that is mapped by itself
+MAPPED_BYTES = 2**20
+
+
+def new_storage(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Zeros of a shape, in the dtype and on the device of `like`.
+
+    On a CPU, a large array gets pages of its own, which go back to the system with it. In the heap
+    of the C library, the storages of growing caches leave gaps, each too small for the next one.
+    """
+    size = math.prod(shape) * like.dtype.itemsize
+    if like.device.type != "cpu" or size < MAPPED_BYTES:
+        return like.new_zeros(shape)
+    return torch.frombuffer(mmap.mmap(-1, size, access=mmap.ACCESS_COPY), dtype=like.dtype).view(
+        shape
+    )
 
 
 class GrowingLayer(DynamicLayer):
@@ -69,8 +86,8 @@ class GrowingLayer(DynamicLayer):
         stored = like[:, :, :0] if stored is None else stored[: len(like)]
         if stored.shape[2] >= slots:
             return stored
-        new = stored.new_zeros if self.is_padded else stored.new_empty  # a spare NaN would spread
-        grown = new((*stored.shape[:2], self._room(slots), stored.shape[3]))
+        # zeros: a NaN in a spare slot would spread
+        grown = new_storage(stored, (*stored.shape[:2], self._room(slots), stored.shape[3]))
         grown[:, :, : self.slots] = stored[:, :, : self.slots]
         return grown
 
@@ -78,6 +95,7 @@ class GrowingLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Append the slots `(B, H, new, K)`; return keys and values of all slots so far."""
+        self.keys = self.values = None  # a view would keep the storage that grows
         begin, end = self.slots, self.slots + key_states.shape[2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

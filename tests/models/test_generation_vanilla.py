@@ -219,6 +219,18 @@ def test_a_source_given_encoded_has_a_length_too(model):
     assert torch.equal(found, model.generate(**batch, **limits))
 
 
+def test_an_encoded_source_can_be_given_to_a_second_beam_search(model):
+    batch = sources(3, 7)
+    encoded = model.get_encoder()(**batch)
+    states = encoded.last_hidden_state.clone()
+    mask = batch["attention_mask"]
+    first = model.generate(encoder_outputs=encoded, attention_mask=mask, num_beams=3)
+    assert torch.equal(encoded.last_hidden_state, states)  # transformers repeats it in place
+    second = model.generate(encoder_outputs=encoded, attention_mask=mask, num_beams=3)
+    assert torch.equal(first, second)
+    assert torch.equal(first, model.generate(**batch, num_beams=3))
+
+
 @pytest.mark.parametrize(
     ("limit", "words"), [({"max_new_tokens": 7}, 7), ({"max_length": 7}, 6)], ids=str
 )

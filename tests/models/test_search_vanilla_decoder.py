@@ -7,6 +7,7 @@ import torch
 from lively import PAD, V, lively_model, sources
 from torch.testing import assert_close
 
+from hf_vanilla.models import search_vanilla_decoder
 from hf_vanilla.models.search_vanilla_decoder import (
     PADDED_STEPS_AT_ONCE,
     BeamCache,
@@ -97,7 +98,9 @@ def slots(count, rows=B):
     return torch.randn(rows, H, count, K), torch.randn(rows, H, count, W)
 
 
-def test_a_cache_layer_returns_all_slots_also_after_it_has_grown():
+@pytest.mark.parametrize("mapped_bytes", [0, 2**20])
+def test_a_cache_layer_returns_all_slots_also_after_it_has_grown(monkeypatch, mapped_bytes):
+    monkeypatch.setattr(search_vanilla_decoder, "MAPPED_BYTES", mapped_bytes)
     layer, appended = GrowingLayer(1), []
     for count in (4, 1, ROOM, 3, 5 * ROOM, 1):
         appended.append(slots(count))
