@@ -33,7 +33,7 @@ STEPS_AT_ONCE = 32
 PADDED_STEPS_AT_ONCE = 8
 # the storage has at least so many of these parts before they double
 LEAST_PARTS = 8
-# of a part of the storage that is mapped by itself
+# size from which a storage of keys or values is mapped by itself
 MAPPED_BYTES = 2**20
 
 
@@ -46,9 +46,8 @@ def new_storage(like: Tensor, shape: Sequence[int]) -> Tensor:
     size = math.prod(shape) * like.dtype.itemsize
     if like.device.type != "cpu" or size < MAPPED_BYTES:
         return like.new_zeros(shape)
-    return torch.frombuffer(mmap.mmap(-1, size, access=mmap.ACCESS_COPY), dtype=like.dtype).view(
-        shape
-    )
+    pages = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(pages, dtype=like.dtype).view(shape)
 
 
 class GrowingLayer(DynamicLayer):

@@ -29,7 +29,9 @@ class MemoryOptions:
     sentences: int = field(default=64, metadata={"help": "of the one batch"})
     tokens: int = field(default=24, metadata={"help": "of each sentence of it"})
     steps: int = field(default=32, metadata={"help": "of its search"})
-    dtypes: tuple[str, ...] = ("float32", "bfloat16", "int8")
+    dtypes: list[str] = field(
+        default_factory=lambda: ["float32", "bfloat16", "int8"], metadata={"help": "to measure"}
+    )
 
 
 def measure(options: MemoryOptions) -> None:
