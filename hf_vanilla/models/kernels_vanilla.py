@@ -35,14 +35,34 @@ def at_least_float32(states: Tensor) -> Tensor:
 
 
 def in_autocast_bfloat16(states: Tensor) -> Tensor:
-    """States as bfloat16 where autocast computes in it on a CPU, otherwise as they are.
+    """States as bfloat16 where autocast computes in it, otherwise as they are.
 
     The residual stream then stays in bfloat16. In float32, every product and every norm would cast
     it to and fro, the projections to query, key and value three times.
     """
-    is_cast = states.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    is_bfloat16 = is_cast and torch.get_autocast_dtype("cpu") == torch.bfloat16
-    return states.to(torch.bfloat16) if is_bfloat16 else states
+    return states.to(torch.bfloat16) if is_autocast_bfloat16(states.device.type) else states
+
+
+def is_autocast_bfloat16(device: str) -> bool:
+    """Whether autocast computes in bfloat16 on devices of a type."""
+    is_cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return is_cast and torch.get_autocast_dtype(device) == torch.bfloat16
+
+
+class VanillaLayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` that keeps bfloat16 in autocast on a GPU, as on a CPU.
+
+    There, autocast would return float32. Means and variances are in float32 in any case.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize the last dimension; any shape before it."""
+        device, dtype = input.device.type, input.dtype
+        if device == "cpu" or dtype != torch.bfloat16 or not is_autocast_bfloat16(device):
+            return super().forward(input)
+        with torch.autocast(device, enabled=False):
+            scale, shift = self.weight.to(dtype), self.bias.to(dtype)
+            return nn.functional.layer_norm(input, self.normalized_shape, scale, shift, self.eps)
 
 
 class VanillaDropout(nn.Dropout):
@@ -163,8 +183,9 @@ class BlockwiseCrossEntropy(torch.autograd.Function):
             return None, result.to(logits.dtype), None, None, None, None
         result = torch.empty_like(logits)
         parts = (row_blocks(part, logits) for part in (logits, targets, gradient, result))
+        write = _write_gradient if logits.device.type == "cpu" else _write_gradient_in_passes
         for rows, ids, factor, out in zip(*parts, strict=True):
-            _write_gradient(rows, ids, factor, out, *ctx.shares)
+            write(rows, ids, factor, out, *ctx.shares)
         return None, result, None, None, None, None
 
 
@@ -198,6 +219,24 @@ def _write_gradient(  # noqa: PLR0913 - a block of each array, and three constan
     extras = result.new_full((len(targets), 1), -extra)
     result.scatter_add_(-1, targets[:, None], extras)
     torch.mul(result, gradient[:, None], out=out)
+
+
+def _write_gradient_in_passes(  # noqa: PLR0913 - as above
+    logits: Tensor,
+    targets: Tensor,
+    gradient: Tensor,
+    out: Tensor,
+    share: float,
+    extra: float,
+    unsmoothed: int | None,
+) -> None:
+    """As above without arrays of N x V in float32, which no cache of a GPU holds."""
+    torch.softmax(logits, dim=-1, out=out)  # of half precision too, summed in float32
+    factor = gradient[:, None]
+    torch.addcmul(-share * factor, out, factor, out=out)
+    if share and unsmoothed is not None:
+        out[:, unsmoothed] += share * gradient
+    out.scatter_add_(-1, targets[:, None], (-extra * factor).to(out.dtype))
 
 
 def row_blocks(rows: Tensor, logits: Tensor) -> tuple[Tensor, ...]:

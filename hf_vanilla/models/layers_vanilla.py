@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.output_capturing import OutputRecorder
 
 from .attention_vanilla import VanillaAttention
-from .kernels_vanilla import VanillaDropout
+from .kernels_vanilla import VanillaDropout, VanillaLayerNorm
 from .pretrained_vanilla import LayerSizes
 
 
@@ -29,10 +29,10 @@ class VanillaEncoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: LayerSizes) -> None:
         super().__init__()
         self.self_attn = VanillaAttention(config, config.encoder_attention_heads)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.self_attn_layer_norm = VanillaLayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.fc1 = nn.Linear(config.d_model, config.encoder_ffn_dim)
         self.fc2 = nn.Linear(config.encoder_ffn_dim, config.d_model)
-        self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.final_layer_norm = VanillaLayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.activation_fn = ACT2FN[config.activation_function]
         self.activation_dropout = VanillaDropout(config.activation_dropout)
         self.dropout = VanillaDropout(config.dropout)
@@ -84,13 +84,15 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         heads = config.decoder_attention_heads
         self.self_attn = VanillaAttention(config, heads, is_causal=is_causal, layer_idx=layer_idx)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.self_attn_layer_norm = VanillaLayerNorm(config.d_model, eps=config.layer_norm_eps)
         if has_source:
             self.encoder_attn = VanillaAttention(config, heads, layer_idx=layer_idx)
-            self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+            self.encoder_attn_layer_norm = VanillaLayerNorm(
+                config.d_model, eps=config.layer_norm_eps
+            )
         self.fc1 = nn.Linear(config.d_model, config.decoder_ffn_dim)
         self.fc2 = nn.Linear(config.decoder_ffn_dim, config.d_model)
-        self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.final_layer_norm = VanillaLayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.activation_fn = ACT2FN[config.activation_function]
         self.activation_dropout = VanillaDropout(config.activation_dropout)
         self.dropout = VanillaDropout(config.dropout)

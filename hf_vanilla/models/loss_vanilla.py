@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .configuration_vanilla import LABEL_SMOOTHING_TYPES, VanillaConfig
-from .kernels_vanilla import BlockwiseCrossEntropy, at_least_float32
+from .kernels_vanilla import BlockwiseCrossEntropy
 
 IGNORED_LABEL = -100
 
@@ -122,10 +122,11 @@ def smoothed_cross_entropy(
         extra: additional probability of the true token.
         unsmoothed: id of a token that does not have `share`, if any.
     """
-    logits = at_least_float32(logits)
-    losses = logits.logsumexp(dim=-1) - extra * logits.gather(-1, targets[:, None]).squeeze(-1)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    log_likely = logits.log_softmax(dim=-1, dtype=dtype)  # no copy of the logits in float32
+    losses = -extra * log_likely.gather(-1, targets[:, None]).squeeze(-1)
     if share:
-        losses = losses - share * logits.sum(dim=-1)
+        losses = losses - share * log_likely.sum(dim=-1)
     if share and unsmoothed is not None:
-        losses = losses + share * logits[:, unsmoothed]
+        losses = losses + share * log_likely[:, unsmoothed]
     return losses

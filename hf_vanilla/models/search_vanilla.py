@@ -194,7 +194,7 @@ def greedy_search(
         refuse_nan(has_nan, step=sequences.shape[1] - input_ids.shape[1])
         if not any(active):
             break
-        if can_drop and not all(active):
+        if can_drop and decoder.drops(active):
             results = _with_rows(results, sequences, sentences, config.max_length, filling)
             rows = torch.tensor(rows_to_keep(active), device=input_ids.device)
             sentences, is_active, sequences = sentences[rows], is_active[rows], sequences[rows]
@@ -311,7 +311,7 @@ def beam_search(
         decoder.reorder(parents)
         if not has_next or (can_drop and not any(active)):
             break
-        if can_drop and not all(active):
+        if can_drop and decoder.drops(active):
             results = with_finished(results, state)
             rows = torch.tensor(rows_to_keep(active), device=input_ids.device)
             state = state.rows(rows)

@@ -59,11 +59,13 @@ class GrowingLayer(DynamicLayer):
 
     Args:
         beams: n; the storage grows for several steps at once.
+        new_slots: `(n,)` int64, where a captured step writes, which sees the whole storage; None:
+            behind the filled part.
     """
 
-    def __init__(self, beams: int) -> None:
+    def __init__(self, beams: int, new_slots: Tensor | None) -> None:
         super().__init__()
-        self.beams = beams
+        self.beams, self.new_slots = beams, new_slots
         self.slots = 0
         self.is_padded = False
         self.stored_keys: Tensor | None = None
@@ -71,11 +73,12 @@ class GrowingLayer(DynamicLayer):
 
     def width(self, slots: int) -> int:
         """Slots of `keys` when `slots` are filled, after the first update."""
-        return self._room(slots) if self.is_padded else slots
+        return self.room(slots) if self.is_padded else slots
 
-    def _room(self, slots: int) -> int:
+    def room(self, slots: int) -> int:
         """Slots of the storage for so many filled ones."""
-        part = self.beams * (PADDED_STEPS_AT_ONCE if self.is_padded else STEPS_AT_ONCE)
+        is_often_grown = self.is_padded and self.new_slots is None
+        part = self.beams * (PADDED_STEPS_AT_ONCE if is_often_grown else STEPS_AT_ONCE)
         while part * LEAST_PARTS < slots:
             part *= 2
         return -(-slots // part) * part
@@ -86,7 +89,7 @@ class GrowingLayer(DynamicLayer):
         if stored.shape[2] >= slots:
             return stored
         # zeros: a NaN in a spare slot would spread
-        grown = new_storage(stored, (*stored.shape[:2], self._room(slots), stored.shape[3]))
+        grown = new_storage(stored, (*stored.shape[:2], self.room(slots), stored.shape[3]))
         grown[:, :, : self.slots] = stored[:, :, : self.slots]
         return grown
 
@@ -99,11 +102,16 @@ class GrowingLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             is_copied = key_states.dtype == torch.bfloat16 and key_states.device.type == "cpu"
-            self.is_padded = is_copied and self.beams > 1  # one beam has no mask
+            # one beam has no mask unless steps are captured
+            self.is_padded = self.new_slots is not None or (is_copied and self.beams > 1)
         self.stored_keys = self._with_room(self.stored_keys, key_states, end)
         self.stored_values = self._with_room(self.stored_values, value_states, end)
-        self.stored_keys[:, :, begin:end] = key_states
-        self.stored_values[:, :, begin:end] = value_states
+        if begin and self.new_slots is not None:
+            self.stored_keys.index_copy_(2, self.new_slots, key_states)
+            self.stored_values.index_copy_(2, self.new_slots, value_states)
+        else:
+            self.stored_keys[:, :, begin:end] = key_states
+            self.stored_values[:, :, begin:end] = value_states
         self.slots = end
         shown = self.width(end) if begin else end  # the prompt has no mask
         self.keys, self.values = self.stored_keys[:, :, :shown], self.stored_values[:, :, :shown]
@@ -115,10 +123,11 @@ class BeamCache(EncoderDecoderCache):
 
     Args:
         beams: n.
+        new_slots: as of `GrowingLayer`.
     """
 
-    def __init__(self, beams: int) -> None:
-        make_layer: Any = partial(GrowingLayer, beams)
+    def __init__(self, beams: int, new_slots: Tensor | None = None) -> None:
+        make_layer: Any = partial(GrowingLayer, beams, new_slots)
         super().__init__(Cache(layer_class_to_replicate=make_layer), DynamicCache())
 
     def select(self, rows: Tensor) -> None:
@@ -158,6 +167,49 @@ class BeamCache(EncoderDecoderCache):
         return EncoderDecoderCache(own, of_source)
 
 
+class StepGraph:
+    """A step of the decoder as one CUDA graph: the host launches it, not each of its operators.
+
+    Args:
+        step: logits of the newest tokens and their position; it was called with these shapes before
+            and writes to arrays that stay where they are.
+        tokens: `(b, n)` int64.
+        position: `(D,)` or `(1, D)`.
+    """
+
+    def __init__(self, step: Callable, tokens: Tensor, position: Tensor) -> None:
+        self.tokens, self.position = tokens.clone(), position.clone()
+        self.graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(tokens.device)
+        present = torch.cuda.current_stream(tokens.device)
+        stream.wait_stream(present)
+        with torch.cuda.stream(stream):  # other threads may use the GPU
+            self.graph.capture_begin(capture_error_mode="thread_local")
+            self.logits = step(self.tokens, self.position)
+            self.graph.capture_end()
+        present.wait_stream(stream)
+
+    def __call__(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Logits of other tokens at another position."""
+        self.tokens.copy_(tokens)
+        self.position.copy_(position)
+        self.graph.replay()
+        return self.logits.clone()  # the next step writes to the same array
+
+
+def can_capture(model: VanillaPreTrainedModel, states: Tensor) -> bool:
+    """Whether steps of the search can be CUDA graphs.
+
+    A graph repeats what runs on one GPU, not what Python does beside it, such as a hook.
+    """
+    if states.device.type != "cuda" or torch.is_autocast_enabled("cuda"):
+        return False
+    return not any(
+        part._forward_hooks or part._forward_pre_hooks or hasattr(part, "_hf_hook")
+        for part in model.modules()
+    )
+
+
 class SearchDecoder:
     """Stateful decoder: pass the last tokens of all beams; it keeps the KV cache.
 
@@ -180,11 +232,17 @@ class SearchDecoder:
         self.lm_head: Any = model.get_output_embeddings()
         self.encoder_hidden_states = encoder_hidden_states
         self.beams = beams
-        self.cache = BeamCache(beams)
+        self.is_captured = can_capture(model, encoder_hidden_states)
+        device = encoder_hidden_states.device
+        self.new_slots = torch.arange(-beams, 0, device=device) if self.is_captured else None
+        self.cache = BeamCache(beams, self.new_slots)
         self.length = 0  # tokens of a hypothesis
         self.positions: Tensor | None = None
-        # (b, n, slots): 0 for a beam's own past, else -inf; None with one beam, which has no other
+        # (b, n, room): 0 for a beam's own past, else -inf; None if all slots are of one beam
         self.mask: Tensor | None = None
+        self.slots = 0
+        self.graph: StepGraph | None = None
+        self.is_steady = False  # whether the next step finds the arrays of the last one
         self.source_masks = [
             create_bidirectional_mask(
                 config=model.config,
@@ -203,7 +261,10 @@ class SearchDecoder:
         if source_mask is not None:
             source_mask = source_mask.expand(-1, -1, self.length, -1)
         hidden_states = self._layers(hidden_states, None, source_mask)[:, -1:]
-        if self.beams > 1:
+        self.slots, self.like = self.length, self.decoder.embed_tokens(input_ids[:1, :1])
+        if self.new_slots is not None:
+            self.new_slots += self.length
+        if self.beams > 1 or self.is_captured:
             shape = (len(input_ids), self.beams, self.beams)
             self.mask = hidden_states.new_zeros((*shape[:2], self.length))
             # of its step's n slots, each beam attends to its own
@@ -214,17 +275,35 @@ class SearchDecoder:
 
     def read(self, input_ids: Tensor) -> Tensor:
         """Logits `(b * n, V)` after one more token of each beam, `(b, n)`."""
-        vectors = self.decoder.embed_tokens(input_ids) * self.decoder.embed_scale
-        hidden_states = vectors + self._position(vectors)  # (b, n, D)
+        self.slots += self.beams
+        layer: Any = self.cache.self_attention_cache.layers[0]
+        width = layer.width(self.slots)
+        if self.mask is not None:
+            if width > self.mask.shape[2]:
+                more = layer.room(self.slots) - self.mask.shape[2]
+                self.mask = nn.functional.pad(self.mask, (0, more), value=float("-inf"))
+                self.graph, self.is_steady = None, False
+            self.mask[:, :, self.slots - self.beams : self.slots] = self.newest_mask
+        if self.new_slots is not None:
+            self.new_slots += self.beams
+        position = self._position(self.like)
+        if self.is_steady and self.graph is None:
+            self.graph = StepGraph(self._step, input_ids, position)
+        logits = (self.graph or self._step)(input_ids, position)
+        for each in self.cache.self_attention_cache.layers:
+            each.slots = self.slots
+        self.is_steady = self.is_captured
+        self.length += 1
+        return logits
+
+    def _step(self, input_ids: Tensor, position: Tensor) -> Tensor:
+        """Logits `(b * n, V)` of the newest tokens `(b, n)` at their position."""
         mask = None
         if self.mask is not None:
-            self.mask = torch.cat((self.mask, self.newest_mask), dim=2)
             layer: Any = self.cache.self_attention_cache.layers[0]
-            spare = layer.width(slots := self.mask.shape[2]) - slots
-            mask = nn.functional.pad(self.mask, (0, spare), value=float("-inf"))
-            mask = mask.unsqueeze(1)  # (b, 1, n, slots)
+            mask = self.mask[:, :, : layer.width(self.slots)].unsqueeze(1)  # (b, 1, n, slots)
+        hidden_states = self.decoder.embed_tokens(input_ids) * self.decoder.embed_scale + position
         hidden_states = self._layers(hidden_states, mask, self.source_masks[1])
-        self.length += 1
         return self.lm_head(self.decoder.layer_norm(hidden_states).flatten(0, 1))
 
     def _position(self, like: Tensor) -> Tensor:
@@ -239,12 +318,21 @@ class SearchDecoder:
     def reorder(self, parents: Tensor) -> None:
         """Beam i of each sentence continues beam `parents[:, i]`; `(b, n)` int64."""
         if self.mask is not None:
-            index = parents.unsqueeze(-1).expand(-1, -1, self.mask.shape[-1])
-            self.mask = self.mask.gather(1, index)
+            past = self.mask[:, :, : self.slots]
+            past.copy_(past.gather(1, parents.unsqueeze(-1).expand(past.shape)))
+
+    def drops(self, active: list[bool]) -> bool:
+        """Whether it saves time to drop the sentences that are not active, b of them or fewer.
+
+        A captured step is captured anew for another number of sentences.
+        """
+        left = sum(active)
+        return 2 * left <= len(active) if self.is_captured else left < len(active)
 
     def select(self, rows: Tensor) -> None:
         """Keep sentences `rows`, in that order, as `BeamCache.select` says."""
         self.cache.select(rows)
+        self.graph, self.is_steady = None, False
         # after the prompt, the layers take the source from the cache and read only the shape here
         self.encoder_hidden_states = self.encoder_hidden_states[: len(rows)]
         self.source_masks = [None if mask is None else mask[rows] for mask in self.source_masks]
@@ -254,7 +342,7 @@ class SearchDecoder:
     def past_key_values(self) -> EncoderDecoderCache:
         """The cache that transformers' own search would return."""
         if self.mask is not None:
-            return self.cache.per_beam(self.mask == 0)
+            return self.cache.per_beam(self.mask[:, :, : self.slots] == 0)
         keys = self.cache.self_attention_cache.layers[0].keys
         return self.cache.per_beam(keys.new_ones((len(keys), 1, keys.shape[2]), dtype=torch.bool))
 
@@ -364,6 +452,10 @@ class EnsembleDecoder:
         """As `SearchDecoder.reorder`."""
         for member in self.members:
             member.reorder(parents)
+
+    def drops(self, active: list[bool]) -> bool:
+        """As `SearchDecoder.drops`."""
+        return self.members[0].drops(active)
 
     def select(self, rows: Tensor) -> None:
         """As `SearchDecoder.select`."""

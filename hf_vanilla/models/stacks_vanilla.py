@@ -22,7 +22,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention_vanilla import padding_mask
 from .configuration_vanilla import VanillaConfig
-from .kernels_vanilla import VanillaDropout, in_autocast_bfloat16
+from .kernels_vanilla import VanillaDropout, VanillaLayerNorm, in_autocast_bfloat16
 from .layers_vanilla import DECODER_RECORDS, ENCODER_RECORDS, decoder_layers, encoder_layers
 from .positions_vanilla import LearnedPositions, SinusoidalPositions
 from .pretrained_vanilla import VanillaPreTrainedModel
@@ -132,7 +132,9 @@ class VanillaStack(VanillaTextPreTrainedModel):
         # not in the paper: the last post-norm layer already ends in a LayerNorm
         is_normed = config.final_layer_norm
         self.layer_norm = (
-            nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if is_normed else nn.Identity()
+            VanillaLayerNorm(config.d_model, eps=config.layer_norm_eps)
+            if is_normed
+            else nn.Identity()
         )
 
     def embed(

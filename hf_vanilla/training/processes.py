@@ -87,6 +87,10 @@ def make_accelerator(recipe: TrainRecipe) -> Accelerator:
             f"{launched} processes were launched, but each would train alone and overwrite the "
             "others' files: on machines without GPU add --use_cpu True"
         )
+    if accelerator.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 where float32 is asked for
+        # cuDNN plans its attention for each shape anew, and batches have hundreds of shapes
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     if accelerator.device.type == "cpu" and accelerator.mixed_precision == "fp16":
         logger.warning("mixed_precision=fp16 is for GPUs: this CPU computes in float32")
     if is_slow_bf16(accelerator):
@@ -133,8 +137,10 @@ def is_slow_bf16(accelerator: Accelerator) -> bool:
 def precision_in_words(accelerator: Accelerator) -> str:
     """What products are computed in, in training and validation, for the model card."""
     chosen = str(accelerator.mixed_precision)
-    is_float32 = chosen == "no" or (chosen == "fp16" and accelerator.device.type == "cpu")
-    return "float32" if is_float32 else f"{chosen}, the validations too"
+    device = accelerator.device.type
+    if chosen != "no" and (chosen, device) != ("fp16", "cpu"):
+        return f"{chosen}, the validations too"
+    return "float32, products in TF32 where the GPU has it" if device == "cuda" else "float32"
 
 
 def chosen_precision(recipe: TrainRecipe) -> str:

@@ -1,13 +1,17 @@
 """Dropout (5.4) and attention in bfloat16: the formulas, and when torch's own are called."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.testing import assert_close
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hf_vanilla.models import kernels_vanilla
 from hf_vanilla.models.attention_vanilla import VanillaAttention, eager_attention
 from hf_vanilla.models.kernels_vanilla import (
     VanillaDropout,
+    VanillaLayerNorm,
     attention_in_products,
     faster_attention,
     sdpa_in_float32,
@@ -145,6 +149,16 @@ def test_the_residual_stream_is_bfloat16_where_autocast_is(dtype, expected, tiny
     with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
         tiny_model(input_ids=torch.ones(2, 3, dtype=torch.long), labels=torch.ones(2, 5).long())
     assert seen[0].dtype == expected
+
+
+@pytest.mark.parametrize(("is_cast", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_norms_of_a_gpu_keep_bfloat16_in_autocast(is_cast, dtype, monkeypatch):
+    casts = []
+    monkeypatch.setattr(kernels_vanilla, "is_autocast_bfloat16", lambda device: is_cast)
+    monkeypatch.setattr(torch, "autocast", lambda *given, **on: casts.append(on) or nullcontext())
+    norm = VanillaLayerNorm(8, device="meta")
+    assert norm(torch.empty(2, 8, dtype=dtype, device="meta")).dtype == dtype
+    assert casts == [{"enabled": False}] * is_cast
 
 
 def test_loss_and_gradients_in_autocast_are_those_of_float32_within_their_mantissa(tiny_model):

@@ -6,6 +6,7 @@ from reference import smoothed_target
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
+from hf_vanilla.models import kernels_vanilla as kernels
 from hf_vanilla.models.loss_vanilla import label_smoothed_loss
 
 # worked out by hand: five words, the third is true, a tenth of its probability goes elsewhere
@@ -83,6 +84,21 @@ def test_the_gradient_is_the_likelihood_found_less_the_one_wanted(form, cached, 
     assert_close(loss, total)
     loss.backward()
     assert_close(logits.grad, expected)
+
+
+@FORMS
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-12), (torch.bfloat16, 0.005)])
+def test_the_gradient_in_passes_is_that_in_blocks(form, dtype, error, monkeypatch):
+    (drawn, labels), found = batch(), []
+    for write in (kernels._write_gradient, kernels._write_gradient_in_passes):
+        monkeypatch.setattr(kernels, "_write_gradient", write)
+        logits = drawn.detach().to(dtype).requires_grad_()
+        arguments = {"smoothing": 0.3, "smoothing_type": form, "pad_token_id": 0}
+        label_smoothed_loss(logits, labels, **arguments).backward()
+        found.append(logits.grad)
+    blocks, passes = found
+    assert blocks.norm() > 0
+    assert (passes - blocks).norm() <= error * blocks.norm()
 
 
 @FORMS

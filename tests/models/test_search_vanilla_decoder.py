@@ -1,6 +1,7 @@
 """Beams that share one row of the KV cache get the logits they get when decoded alone."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from torch.testing import assert_close
 from hf_vanilla.models import search_vanilla_decoder
 from hf_vanilla.models.search_vanilla_decoder import (
     PADDED_STEPS_AT_ONCE,
+    STEPS_AT_ONCE,
     BeamCache,
     GrowingLayer,
     SearchDecoder,
+    can_capture,
 )
 
 B, H, K, W = 3, 2, 5, 7
@@ -101,7 +104,7 @@ def slots(count, rows=B):
 @pytest.mark.parametrize("mapped_bytes", [0, 2**20])
 def test_a_cache_layer_returns_all_slots_also_after_it_has_grown(monkeypatch, mapped_bytes):
     monkeypatch.setattr(search_vanilla_decoder, "MAPPED_BYTES", mapped_bytes)
-    layer, appended = GrowingLayer(1), []
+    layer, appended = GrowingLayer(1, None), []
     for count in (4, 1, ROOM, 3, 5 * ROOM, 1):
         appended.append(slots(count))
         found = layer.update(*appended[-1])
@@ -112,7 +115,7 @@ def test_a_cache_layer_returns_all_slots_also_after_it_has_grown(monkeypatch, ma
 
 
 def test_appending_copies_nothing_while_there_is_room():
-    layer = GrowingLayer(1)
+    layer = GrowingLayer(1, None)
     first, _ = layer.update(*slots(3))
     second, _ = layer.update(*slots(2))
     assert first.data_ptr() == second.data_ptr()
@@ -158,3 +161,86 @@ def test_the_cache_per_beam_holds_the_slots_of_each_beams_own_past():
     for beam, second in enumerate((1, 3, 2)):
         assert_close(found.keys[beam], keys[0][:, [0, second]], **EXACT)
         assert_close(found.values[beam], values[0][:, [0, second]], **EXACT)
+
+
+class ReplayedStep:
+    """A `StepGraph` without a GPU: what Python does in a step keeps the values of its capture."""
+
+    captures = 0
+
+    def __init__(self, step, tokens, position):
+        type(self).captures += 1
+        self.step, self.tokens, self.position = step, tokens.clone(), position.clone()
+        self.slots = step.__self__.slots
+
+    def __call__(self, tokens, position):
+        self.tokens.copy_(tokens)
+        self.position.copy_(position)
+        decoder = self.step.__self__
+        slots, decoder.slots = decoder.slots, self.slots
+        for layer in decoder.cache.self_attention_cache.layers:
+            layer.slots = self.slots - decoder.beams
+        logits = self.step(self.tokens, self.position)
+        decoder.slots = slots
+        return logits.clone()
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    monkeypatch.setattr(search_vanilla_decoder, "can_capture", lambda *_: True)
+    monkeypatch.setattr(search_vanilla_decoder, "StepGraph", ReplayedStep)
+    monkeypatch.setattr(ReplayedStep, "captures", 0)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_captured_steps_find_the_same(replayed, monkeypatch, beams):
+    model, batch = lively_model(), sources(5, 3, 7, 4, 6)
+    settings = {
+        "num_beams": beams,
+        "max_length": 2 * STEPS_AT_ONCE + 9,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+    }
+    captured = model.generate(**batch, **settings)
+    assert ReplayedStep.captures > 0
+    monkeypatch.undo()
+    plain = model.generate(**batch, **settings)
+    assert captured.sequences.tolist() == plain.sequences.tolist()
+    for name in ("scores", "logits"):
+        assert_close(getattr(captured, name), getattr(plain, name), **DOUBLE)
+    caches = (output.past_key_values.self_attention_cache for output in (captured, plain))
+    for mine, other in zip(*(cache.layers for cache in caches), strict=True):
+        assert_close(mine.keys, other.keys, **DOUBLE)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_captured_steps_drop_half_of_the_sentences_at_once(replayed, monkeypatch, beams):
+    model, batch = lively_model(), sources(*range(2, 18))
+    settings = {"num_beams": beams, "max_length": 40}
+    kept = []
+    select = SearchDecoder.select
+
+    def recorded(decoder, rows):
+        kept.append((len(decoder.mask), len(rows)))
+        select(decoder, rows)
+
+    monkeypatch.setattr(SearchDecoder, "select", recorded)
+    captured = model.generate(**batch, **settings)
+    assert kept
+    assert all(2 * after <= before for before, after in kept)
+    monkeypatch.undo()
+    assert captured.tolist() == model.generate(**batch, **settings).tolist()
+
+
+def test_hooks_and_autocast_prevent_the_capture_of_steps(monkeypatch):
+    model, states = lively_model(), torch.empty(1)
+    assert not can_capture(model, states)  # no GPU
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    assert can_capture(model, on_gpu)
+    hook = model.model.decoder.layers[0].fc1.register_forward_hook(print)
+    assert not can_capture(model, on_gpu)
+    hook.remove()
+    assert can_capture(model, on_gpu)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    assert not can_capture(model, on_gpu)

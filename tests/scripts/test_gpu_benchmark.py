@@ -31,7 +31,7 @@ def test_every_case_runs_on_a_cpu_and_a_failure_is_recorded(
     facts = {row["case"]: row.get("facts", row.get("error")) for row in rows}
     assert facts.pop("broken") == "ZeroDivisionError: division by zero"
     batches = [f"{size}, batch {sentences}" for size in ("base", "big") for sentences in (1, 3)]
-    assert list(facts) == [way, *batches]
+    assert list(facts) == [*batches, way]
     assert facts[way]["tokens_per_second"] > 0
     assert all(facts[name]["equal to MarianMTModel"] == 1 for name in batches)
     assert all(each["peak MiB"] > 0 for each in facts.values())

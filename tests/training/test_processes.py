@@ -90,6 +90,7 @@ def test_fp16_on_a_cpu_is_float32_and_says_so(caplog, fresh_accelerator):
     assert "mixed_precision=fp16 is for GPUs: this CPU computes in float32" in caplog.text
     assert precision_in_words(accelerator) == "float32"
     assert precision_in_words(Device("cuda", "bf16")) == "bf16, the validations too"
+    assert precision_in_words(Device("cuda", "no")).startswith("float32, products in TF32")
 
 
 # --- trackers ----------------------------------------------------------------------------------
