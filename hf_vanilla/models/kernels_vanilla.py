@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""Faster ways on a CPU to compute attention, loss and dropout.
+"""Faster ways to compute attention, loss and dropout on a CPU, loss and norms on a GPU.
 
 The formulas are in `attention_`, `loss_` and `layers_vanilla.py`, which call these in their place.
 `docs/performance.md` says what each one saves.

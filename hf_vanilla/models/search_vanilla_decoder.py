@@ -185,8 +185,10 @@ class StepGraph:
         stream.wait_stream(present)
         with torch.cuda.stream(stream):  # other threads may use the GPU
             self.graph.capture_begin(capture_error_mode="thread_local")
-            self.logits = step(self.tokens, self.position)
-            self.graph.capture_end()
+            try:
+                self.logits = step(self.tokens, self.position)
+            finally:  # also after an error, so that the process can go on
+                self.graph.capture_end()
         present.wait_stream(stream)
 
     def __call__(self, tokens: Tensor, position: Tensor) -> Tensor:
