@@ -123,7 +123,7 @@ def smoothed_cross_entropy(
         unsmoothed: id of a token that does not have `share`, if any.
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    log_likely = logits.log_softmax(dim=-1, dtype=dtype)  # no copy of the logits in float32
+    log_likely = logits.log_softmax(dim=-1, dtype=dtype)
     losses = -extra * log_likely.gather(-1, targets[:, None]).squeeze(-1)
     if share:
         losses = losses - share * log_likely.sum(dim=-1)
