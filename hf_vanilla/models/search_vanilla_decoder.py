@@ -292,8 +292,9 @@ class SearchDecoder:
         if self.is_steady and self.graph is None:
             self.graph = StepGraph(self._step, input_ids, position)
         logits = (self.graph or self._step)(input_ids, position)
-        for each in self.cache.self_attention_cache.layers:
-            each.slots = self.slots
+        if self.graph is not None:  # the layers did not see the step
+            for each in self.cache.self_attention_cache.layers:
+                each.slots = self.slots
         self.is_steady = self.is_captured
         self.length += 1
         return logits
