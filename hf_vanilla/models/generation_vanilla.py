@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedConfig, StoppingCriteria
 
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
+# `output_scores` for the scores of the results alone; transformers' search takes it for True
+RESULTS_ALONE = "results"
 # settings that need transformers' search; `custom_generate=` also takes stop strings' tokenizer
 OTHER_SETTINGS = (
     "is_assistant",

@@ -20,7 +20,7 @@ from transformers.generation.utils import (
     GenerateEncoderDecoderOutput,
 )
 
-from .generation_vanilla import SourceLengthCriteria, SourceLengthEnd, filling_ids
+from .generation_vanilla import RESULTS_ALONE, SourceLengthCriteria, SourceLengthEnd, filling_ids
 from .pretrained_vanilla import VanillaPreTrainedModel
 from .search_vanilla_beams import (
     BeamState,
@@ -65,13 +65,13 @@ PER_ROW = "prompt_ignore_length"
 def is_rowwise(
     config: GenerationConfig, processors: LogitsProcessorList, criteria: StoppingCriteriaList
 ) -> bool:
-    """Whether only ids are returned, and every rule treats each hypothesis by itself.
+    """Whether no step is recorded, and every rule treats each hypothesis by itself.
 
     Then finished sentences may be dropped, and a step may overwrite the scores of the last one.
     """
     rules = (*processors, *criteria)
     return (
-        not config.return_dict_in_generate
+        not _has_records(config)
         and all(type(rule) in ROWWISE_PROCESSORS + ROWWISE_CRITERIA for rule in rules)
         and not any(isinstance(getattr(rule, PER_ROW, None), Tensor) for rule in rules)
     )
@@ -218,7 +218,7 @@ def _greedy_output(
         sequences=sequences,
         scores=scores,
         logits=logits,
-        past_key_values=decoder.past_key_values(),
+        past_key_values=_kept_cache(config, decoder),
     )
 
 
@@ -240,12 +240,23 @@ def _select_sentences(rows: Tensor, decoder: SearchDecoder | EnsembleDecoder, *r
             rule.select(rows)
 
 
+def _has_records(config: GenerationConfig) -> bool:
+    """Whether the call wants more than the results and their scores."""
+    wants_results = config.output_scores == RESULTS_ALONE and not config.output_logits
+    return bool(config.return_dict_in_generate) and not wants_results
+
+
 def _records(config: GenerationConfig) -> tuple[Any, Any]:
     """Empty tuples for the scores and the logits of each step; None: the call wants none."""
-    has_records = config.return_dict_in_generate
+    has_records = _has_records(config)
     names = ("output_scores", "output_logits")
     scores, logits = (() if has_records and getattr(config, name) else None for name in names)
     return scores, logits
+
+
+def _kept_cache(config: GenerationConfig, decoder: Any) -> Any:
+    """Keys and values of all sentences; None where some may have left the batch."""
+    return decoder.past_key_values() if _has_records(config) else None
 
 
 def _recorded(record: Any, step: Tensor) -> Any:
@@ -352,5 +363,5 @@ def _beam_output(
         scores=scores,
         logits=logits,
         beam_indices=beam_indices[:, :, :generated].flatten(0, 1),
-        past_key_values=decoder.past_key_values(),
+        past_key_values=_kept_cache(config, decoder),
     )

@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
 from hf_vanilla.models.generation_vanilla import (
+    RESULTS_ALONE,
     GnmtExponent,
     length_penalty,
     paper_decoding,
@@ -53,9 +54,8 @@ def search(model, source, form, **extra):
     model.generation_config.length_penalty_form = form
     return model.generate(
         source,
-        output_scores=True,
         return_dict_in_generate=True,
-        **{"max_new_tokens": LONGEST, **extra},
+        **{"output_scores": True, "max_new_tokens": LONGEST, **extra},
     )
 
 
@@ -260,3 +260,25 @@ def test_two_end_tokens_both_end_a_sentence():
         # what follows an end is filling of one kind only
         assert len(set(row[places[0] + 1 :] if places else [])) <= 1
     assert ends > 0
+
+
+@pytest.mark.parametrize("has_own_search", [True, False])
+def test_scores_of_the_results_alone_are_those_of_a_search_that_records_every_step(
+    monkeypatch, has_own_search
+):
+    torch.manual_seed(2)
+    model, source = model_with(vocab_size=9), torch.randint(2, 9, (40, 3))
+    returned = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 30}
+    recorded = search(model, source, "gnmt", **returned)
+    assert len(recorded.scores) == 30
+    ends = (recorded.sequences == EOS).float().argmax(dim=1).view(-1, 3).amax(dim=1)
+    assert len(ends.unique()) > 3  # so that sentences leave the batch at different steps
+    if not has_own_search:
+        monkeypatch.setattr(model, "own_search", lambda *_, **__: None)
+    found = search(model, source, "gnmt", output_scores=RESULTS_ALONE, **returned)
+    assert found.sequences.equal(recorded.sequences)
+    assert found.beam_indices.equal(recorded.beam_indices)
+    assert_close(found.sequences_scores, recorded.sequences_scores)
+    if has_own_search:
+        assert found.scores is None
+        assert found.past_key_values is None
