@@ -3,7 +3,6 @@
 import json
 import logging
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -141,8 +140,8 @@ def translate_corpus(options: CorpusOptions) -> CorpusReport:
     lines, is_hidden = sum(shard.lines for shard in plan.left), sys.stderr is None
     with tqdm(total=lines, unit="line", desc="Translating", smoothing=0, disable=is_hidden) as bar:
         try:
-            for shard_lines in run(options, terms, plan, output) if plan.left else ():
-                bar.update(shard_lines)
+            if plan.left:
+                run(options, terms, plan, output, bar)
         except BaseException:
             remove_unused_manifest(output)
             raise
@@ -216,17 +215,16 @@ def _model_files(model: str) -> dict[str, list[int]]:
 
 
 def _run_locally(
-    options: CorpusOptions, terms: Terminology | None, plan: Plan, output: Path
-) -> Iterator[int]:
+    options: CorpusOptions, terms: Terminology | None, plan: Plan, output: Path, bar: tqdm
+) -> None:
     translator = options.open_texts(terms=terms)
     for shard in plan.left:
-        translate_shard(translator, shard, output, n_best=options.n_best)
-        yield shard.lines
+        translate_shard(translator, shard, output, n_best=options.n_best, progress=bar.update)
 
 
 def _run_on_ray(
-    options: CorpusOptions, terms: Terminology | None, plan: Plan, output: Path
-) -> Iterator[int]:
+    options: CorpusOptions, terms: Terminology | None, plan: Plan, output: Path, bar: tqdm
+) -> None:
     """Ray Data distributes the shards, restarts killed workers and repeats their shards."""
     ray = _import_ray()
     cpus = options.workers * options.threads_per_worker
@@ -246,7 +244,7 @@ def _run_on_ray(
             num_gpus=options.gpus_per_worker or None,
         )
         for row in done.iter_rows():
-            yield row["lines"]
+            bar.update(row["lines"])
     except ray.exceptions.RayError as error:
         # the text is a traceback, whose last line names the cause
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]

@@ -49,6 +49,8 @@ class Sentence:
     phrases: Sequence[str] = ()
 
 
+# whether to show a progress bar; or what is called with the number of sentences of each batch
+Progress = bool | Callable[[int], Any]
 # ids of a batch of sentences, and the phrases of each, to their results
 Decode = Callable[[list[list[int]], list[Sequence[str]]], list[Any]]
 
@@ -93,7 +95,7 @@ class SentenceDecoder:
         decode: Decode,
         *,
         blank: Any = "",
-        progress: bool = False,
+        progress: Progress = False,
         total: int | None = None,
     ) -> Iterator[Any]:
         """Yield what `decode` returns for each sentence, in order.
@@ -102,20 +104,22 @@ class SentenceDecoder:
             sentences: read ahead by up to `window`; several may have the same line.
             decode: results of a batch of rows of input ids.
             blank: the result of sentences that are blank or fail.
-            progress: show a progress bar, on the main process.
+            progress: show a progress bar, on the main process; or a function of the number of
+                sentences that each batch has done.
             total: number of sentences, for the progress bar.
         """
-        is_hidden = not progress or not self.is_main or sys.stderr is None
+        is_hidden = progress is not True or not self.is_main or sys.stderr is None
         sentences = iter(sentences)
         with tqdm(total=total, unit="sent", disable=is_hidden, desc="Translating") as bar:
+            advance = progress if callable(progress) else bar.update
             while window := list(islice(sentences, self.window)):
-                yield from self._translate_window(window, decode, bar, blank)
+                yield from self._translate_window(window, decode, advance, blank)
 
     def _translate_window(
-        self, window: list[Sentence], decode: Decode, bar: tqdm, blank: Any
+        self, window: list[Sentence], decode: Decode, advance: Callable[[int], Any], blank: Any
     ) -> list[Any]:
         rows = self._tokenize(window)
-        bar.update(len(window) - len(rows))
+        advance(len(window) - len(rows))
         batches = self._batches(rows)
         if self.processes is not None:
             # the batches are sorted by length; every process gets long and short ones
@@ -123,7 +127,7 @@ class SentenceDecoder:
         found: list[tuple[int, Any]] = []
         for batch in batches:
             found += self._translate_batch(rows, batch, window, decode)
-            bar.update(len(batch))
+            advance(len(batch))
         if self.processes is not None:
             found = gather_object(found)
             self.failed = gather_object(self.failed)

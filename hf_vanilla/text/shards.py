@@ -16,6 +16,7 @@ from typing import Any
 from hf_vanilla.data.lines import opened
 from hf_vanilla.files import PARTIAL, whole_file, write_text
 
+from .decoding import Progress
 from .n_best import Hypothesis
 from .text_translator import TextTranslator
 from .translator import Translator
@@ -137,6 +138,7 @@ def translate_shard(
     output: Path,
     *,
     n_best: int | None = None,
+    progress: Progress = False,
 ) -> None:
     """Translate one shard into its file, unless that exists.
 
@@ -144,7 +146,8 @@ def translate_shard(
     fails has no row. Of Parquet, the row of the input is repeated.
 
     The line numbers of failures go to a second file beside it. Two workers may translate the same
-    shard: each has its own temporary file, and the results are equal.
+    shard: each has its own temporary file, and the results are equal. `progress` is as for
+    `Translator.translate`.
 
     Raises:
         ValueError: the input file changed since the shards were planned.
@@ -157,7 +160,7 @@ def translate_shard(
     mark = f"{socket.gethostname()}-{os.getpid()}"
     with whole_file(finished, mark=f"~{mark}") as unfinished:
         write = _write_parquet if shard.column is not None else _write_text
-        count = write(translator, shard, unfinished, n_best)
+        count = write(translator, shard, unfinished, n_best, progress)
         if count != shard.lines:
             raise ValueError(
                 f"{shard.source} has changed: {count} lines from line {shard.first_line} on, not "
@@ -285,15 +288,21 @@ def _row_groups(path: Path, column: str, added: Sequence[str]) -> list[tuple[int
 
 
 def _write_text(
-    translator: Translator | TextTranslator, shard: Shard, path: Path, n_best: int | None
+    translator: Translator | TextTranslator,
+    shard: Shard,
+    path: Path,
+    n_best: int | None,
+    progress: Progress,
 ) -> int:
     with path.open("w", encoding="utf-8", newline="\n") as file:
         if n_best is None:
-            translations = translator.translate(_lines(shard), first_line=shard.first_line)
+            translations = translator.translate(
+                _lines(shard), progress=progress, first_line=shard.first_line
+            )
             # a line feed in a translation must not start a new line of the file
             rows: Iterator[str] = (text.replace("\n", " ") + "\n" for text in translations)
         else:
-            rows = _rows(translator, shard, n_best)
+            rows = _rows(translator, shard, n_best, progress)
         count = 0
         for row in rows:
             file.write(row)
@@ -302,20 +311,26 @@ def _write_text(
     return count
 
 
-def _rows(translator: Translator | TextTranslator, shard: Shard, n_best: int) -> Iterator[str]:
+def _rows(
+    translator: Translator | TextTranslator, shard: Shard, n_best: int, progress: Progress
+) -> Iterator[str]:
     """For each line, a row per hypothesis: source, translation, score."""
     read, kept = tee(_lines(shard))
-    lists = _lists(translator, shard, read, n_best)
+    lists = _lists(translator, shard, read, n_best, progress)
     for source, hypotheses in zip(kept, lists, strict=True):
         cells = [(cell(source), cell(one.text), f"{one.score:.4f}") for one in hypotheses]
         yield "".join("\t".join(row) + "\n" for row in cells)
 
 
 def _lists(
-    translator: Translator | TextTranslator, shard: Shard, texts: Iterable[str], n_best: int
+    translator: Translator | TextTranslator,
+    shard: Shard,
+    texts: Iterable[str],
+    n_best: int,
+    progress: Progress,
 ) -> Iterator[list[Hypothesis]]:
     assert isinstance(translator, Translator)  # CorpusOptions refuses the other
-    return translator.n_best(texts, n_best, first_line=shard.first_line)
+    return translator.n_best(texts, n_best, progress=progress, first_line=shard.first_line)
 
 
 def cell(text: str) -> str:
@@ -335,7 +350,11 @@ def _lines(shard: Shard) -> Iterator[str]:
 
 
 def _write_parquet(
-    translator: Translator | TextTranslator, shard: Shard, path: Path, n_best: int | None
+    translator: Translator | TextTranslator,
+    shard: Shard,
+    path: Path,
+    n_best: int | None,
+    progress: Progress,
 ) -> int:
     """Write the rows of the shard with all their columns and a column `translation`."""
     import pyarrow as pa
@@ -344,10 +363,11 @@ def _write_parquet(
     table = pq.ParquetFile(shard.source).read_row_group(shard.begin)
     sentences = table.column(shard.column).to_pylist()
     if n_best is None:
-        texts = list(translator.translate(sentences, first_line=shard.first_line))
+        read = translator.translate(sentences, progress=progress, first_line=shard.first_line)
+        texts = list(read)
         written = table.append_column(TRANSLATION, pa.array(texts, pa.string()))
     else:
-        lists = list(_lists(translator, shard, sentences, n_best))
+        lists = list(_lists(translator, shard, sentences, n_best, progress))
         found = [one for hypotheses in lists for one in hypotheses]
         rows = [i for i, hypotheses in enumerate(lists) for _ in hypotheses]
         repeated = table.take(pa.array(rows, pa.int64()))

@@ -12,7 +12,7 @@ from hf_vanilla.data.lines import check_sentences
 from hf_vanilla.options import install_hint
 
 from .alignments import Aligner
-from .decoding import Sentence, is_readable
+from .decoding import Progress, Sentence, is_readable
 from .markup import Markup, parts, take_out
 from .markup_placement import put_back
 from .terminology import Term, Terminology
@@ -133,13 +133,14 @@ class TextTranslator:
         return sorted({*self.translator.failed, *self._without_terms})
 
     def translate(
-        self, sentences: Iterable[str], *, progress: bool = False, first_line: int = 1
+        self, sentences: Iterable[str], *, progress: Progress = False, first_line: int = 1
     ) -> Iterator[str]:
         """Yield one translation per text, in the same order; see `Translator.translate`.
 
         Args:
             sentences: the texts.
-            progress: show a progress bar of sentences, on the main process.
+            progress: show a progress bar of sentences, on the main process; or a function of the
+                number of texts that are done.
             first_line: line number of the first text, for messages.
 
         Raises:
@@ -148,10 +149,13 @@ class TextTranslator:
         check_sentences(sentences)
         waiting: deque[list[Piece]] = deque()
         read = map(Sentence, sentences, count(first_line))
-        found = self._translated(self._pieces(read, waiting), progress)
+        # a function counts texts, and not their sentences
+        found = self._translated(self._pieces(read, waiting), progress is True)
         for first in found:
             pieces = waiting.popleft()
             translations = [first, *islice(found, len(pieces) - 1)]
+            if callable(progress):
+                progress(1)
             yield joined(pieces, translations)
 
     def _pieces(self, texts: Iterable[Sentence], waiting: deque[list[Piece]]) -> Iterator[Sentence]:

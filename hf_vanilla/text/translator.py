@@ -14,7 +14,7 @@ from hf_vanilla.data.lines import check_sentences
 from hf_vanilla.models.search_vanilla_constraints import Constraints
 
 from .alignments import Aligner, AlignmentHead, Links, saved_head
-from .decoding import TOKENS_PER_BATCH, WINDOW_LINES, Sentence, SentenceDecoder
+from .decoding import TOKENS_PER_BATCH, WINDOW_LINES, Progress, Sentence, SentenceDecoder
 from .engines import (
     Engine,
     TorchEngine,
@@ -109,7 +109,7 @@ class Translator(SentenceDecoder):
         sentences: Iterable[str],
         *,
         constraints: Iterable[Sequence[str]] | None = None,
-        progress: bool = False,
+        progress: Progress = False,
         first_line: int = 1,
     ) -> Iterator[str]:
         """Yield one translation per sentence, in the same order.
@@ -137,7 +137,7 @@ class Translator(SentenceDecoder):
         return self.translate_all(texts, progress=progress, total=total)
 
     def translate_all(
-        self, sentences: Iterable[Sentence], *, progress: bool = False, total: int | None = None
+        self, sentences: Iterable[Sentence], *, progress: Progress = False, total: int | None = None
     ) -> Iterator[str]:
         """Yield one translation per `Sentence`, in the same order; see `translate`.
 
@@ -154,7 +154,7 @@ class Translator(SentenceDecoder):
         sentences: Iterable[str],
         *,
         head: AlignmentHead | None = None,
-        progress: bool = False,
+        progress: Progress = False,
         first_line: int = 1,
     ) -> Iterator[tuple[str, Links]]:
         """Yield the translation of each sentence and its links, as `Aligner.align` has them.
@@ -220,7 +220,7 @@ class Translator(SentenceDecoder):
         check_beams(what, 2, *self.engine.search)
 
     def n_best(
-        self, sentences: Iterable[str], n: int, *, progress: bool = False, first_line: int = 1
+        self, sentences: Iterable[str], n: int, *, progress: Progress = False, first_line: int = 1
     ) -> Iterator[list[Hypothesis]]:
         """Yield the n best hypotheses of each sentence, best first; see `translate`.
 
@@ -282,7 +282,7 @@ def translate(
     sentences: Sequence[str],
     *,
     tokens_per_batch: int = TOKENS_PER_BATCH,
-    progress: bool = False,
+    progress: Progress = False,
     **generate_kwargs: Any,
 ) -> list[str]:
     """Translate sentences with a loaded model: see `Translator`.

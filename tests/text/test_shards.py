@@ -79,6 +79,25 @@ def test_shards_in_order_are_the_translation_of_the_corpus(plan, translator, tmp
     remove_leftovers(plan(), tmp_path / "out")
 
 
+@pytest.mark.parametrize("n_best", [None, 2])
+def test_progress_is_told_batch_by_batch_within_a_shard(corpus, plan, trained, tmp_path, n_best):
+    translator = Translator(TorchEngine(*trained), tokens_per_batch=8)
+    first = plan(corpus / "a.txt", lines=11).shards[0]
+    counts = []
+    translate_shard(translator, first, tmp_path / "out", n_best=n_best, progress=counts.append)
+    assert sum(counts) == 11
+    assert max(counts) < 6
+
+
+def test_progress_counts_lines_and_not_their_sentences(corpus, plan, translator, tmp_path):
+    (corpus / "a.txt").write_text("Three one. Two four.\n\nFive.\n", encoding="utf-8")
+    (shard,) = plan(corpus / "a.txt").shards
+    counts = []
+    splitting = TextTranslator(translator, split_sentences="en")
+    translate_shard(splitting, shard, tmp_path / "out", progress=counts.append)
+    assert counts == [1, 1, 1]
+
+
 def test_a_finished_shard_is_never_translated_again(plan, translator, tmp_path):
     first = plan().shards[1]
     translate_shard(translator, first, tmp_path / "out")
