@@ -144,6 +144,21 @@ def merged_settings(
     return settings, settings.update(**arguments)
 
 
+def returned_scores(settings: GenerationConfig) -> dict[str, Any]:
+    """Settings that return the scores of the results, and not those of every step: gigabytes.
+
+    Sampling without beams has no such scores, and transformers' search would keep every step.
+
+    Args:
+        settings: of the call.
+    """
+    is_sampling = settings.do_sample and (settings.num_beams or 1) == 1
+    return {
+        "return_dict_in_generate": True,
+        "output_scores": False if is_sampling else RESULTS_ALONE,
+    }
+
+
 def gathers_for_generate(model: nn.Module) -> bool:
     """Whether `generate` was just replaced by one that gathers the weights of a sharded model.
 

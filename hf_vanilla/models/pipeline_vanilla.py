@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.pipelines.base import Pipeline
 
-from .generation_vanilla import RESULTS_ALONE, merged_settings, penalty_of, prompt_length
+from .generation_vanilla import merged_settings, penalty_of, prompt_length, returned_scores
 
 # written to the config of a saved model, for `pipeline()`
 CUSTOM_PIPELINES = {
@@ -139,12 +139,12 @@ class VanillaTranslationPipeline(Pipeline):
         **generate_kwargs: Any,
     ) -> dict:
         ids, mask = input_tensors["input_ids"], input_tensors["attention_mask"]
-        if return_scores:
-            generate_kwargs |= {"return_dict_in_generate": True, "output_scores": RESULTS_ALONE}
-        found = self.model.generate(input_ids=ids, attention_mask=mask, **generate_kwargs)
-        sequences = found if isinstance(found, Tensor) else found.sequences
         given = generate_kwargs.get("generation_config")
         settings, _ = merged_settings(self.model.generation_config, given, generate_kwargs)
+        if return_scores:
+            generate_kwargs |= returned_scores(settings)
+        found = self.model.generate(input_ids=ids, attention_mask=mask, **generate_kwargs)
+        sequences = found if isinstance(found, Tensor) else found.sequences
         first = prompt_length(settings, generate_kwargs.get("decoder_input_ids"))
         lengths = lengths_until_end(
             sequences,

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import padded
-from hf_vanilla.models.generation_vanilla import RESULTS_ALONE, merged_settings, penalty_of
+from hf_vanilla.models.generation_vanilla import merged_settings, penalty_of, returned_scores
 from hf_vanilla.models.pipeline_vanilla import lengths_until_end
 from hf_vanilla.models.search_vanilla import NAN_CAUSE
 from hf_vanilla.models.search_vanilla_constraints import IMPOSSIBLE
@@ -204,13 +204,9 @@ def n_best_of_rows(
             fewer where the settings leave no more.
         **generate_kwargs: changes to the model's generation config.
     """
-    returned = {
-        "num_return_sequences": n,
-        "return_dict_in_generate": True,
-        "output_scores": RESULTS_ALONE,  # those of every step would take gigabytes
-    }
-    found = generated(model, tokenizer, rows, **{**generate_kwargs, **returned})
     settings = _settings(model, generate_kwargs)
+    returned = {"num_return_sequences": n, **returned_scores(settings)}
+    found = generated(model, tokenizer, rows, **{**generate_kwargs, **returned})
     ids = _rows_until_end(found.sequences, settings)
     scores = found.get("sequences_scores")
     if scores is None:

@@ -101,6 +101,22 @@ def test_the_score_of_greedy_search_follows_the_length_penalty_of_the_call(train
     assert found.score == pytest.approx(usual.score / ((5 + len(found.ids)) / 6) ** 2, abs=1e-6)
 
 
+@pytest.mark.parametrize("sampling", [{"num_beams": 3}, {"num_beams": 1, "do_sample": True}])
+def test_the_scores_of_the_steps_are_not_kept(trained, monkeypatch, sampling):
+    model, outputs = trained[0], []
+    generate = model.generate
+
+    def noting(**given):
+        outputs.append(generate(**given))
+        return outputs[0]
+
+    monkeypatch.setattr(model, "generate", noting)
+    engine = TorchEngine(*trained, seed=1, **sampling)
+    (hypotheses,) = Translator(engine).n_best([SENTENCE], 3)
+    assert len(hypotheses) == 3
+    assert outputs[0].scores is None
+
+
 @pytest.mark.parametrize(("beams", "n"), [(3, 4), (1, 1)])
 def test_more_hypotheses_than_beams_are_refused(trained, beams, n):
     translator = Translator(TorchEngine(*trained, num_beams=beams))
