@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 PROGRAM, COMPLETION = "hf-vanilla", "completion"
+OUT_OF_MEMORY = r"out of memory.|can't allocate memory:"  # torch's words for a GPU and a CPU
 USAGE_STATUS, INTERRUPTED_STATUS, CLOSED_PIPE_STATUS = 2, 130, 141
 
 logger = logging.getLogger("hf_vanilla.commands")
@@ -296,6 +297,9 @@ def run(
             if re.search("requires the PIL library|No module named 'PIL'", str(error)):
                 sys.exit(f"error: images need Pillow: {install_hint('vision')}")
             sys.exit(f"error: {_one_line(error)}")
+        except (MemoryError, RuntimeError) as error:
+            logger.debug("traceback", exc_info=True)
+            sys.exit(f"error: {_lack_of_memory(error)}")
 
 
 def _beside(module: str) -> ModuleType:
@@ -363,6 +367,18 @@ def _unknown_command(name: str) -> str:
     close = difflib.get_close_matches(name, [*COMMANDS, COMPLETION], n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(COMMANDS)}"
     return f"no command {name!r}; {hint}"
+
+
+def _lack_of_memory(error: Exception) -> str:
+    """One line for a lack of memory; any other error is raised again."""
+    found = re.search(OUT_OF_MEMORY, str(error))
+    if found is None and isinstance(error, RuntimeError):
+        raise error
+    detail = " ".join(str(error)[found.end() if found else 0 :].split())[:120]
+    return (
+        f"out of memory: {detail}: options with batch or at_once in their name take less at a time "
+        "(--help lists them)"
+    )
 
 
 def _one_line(error: Exception) -> str:

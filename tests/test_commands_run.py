@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from huggingface_hub.errors import StrictDataclassDefinitionError
 
 from hf_vanilla.commands import run
@@ -94,6 +95,36 @@ def test_an_error_of_a_strict_dataclass_is_one_line_too(typed):
     with pytest.raises(SystemExit) as caught:
         run(action, GreetOptions)
     assert error_of(caught) == "error: no such field"
+
+
+OUT_OF_MEMORY = [
+    (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to get 2 GiB.\nGPU 0"),
+        "Tried to get 2 GiB. G",
+    ),
+    (MemoryError("Unable to allocate 8 TiB"), "Unable to allocate 8 TiB: "),
+]
+
+
+@pytest.mark.parametrize(("error", "detail"), OUT_OF_MEMORY, ids=("of a GPU", "of numpy"))
+def test_a_lack_of_memory_is_one_line_with_a_remedy(typed, error, detail):
+    typed()
+
+    def fails(_):
+        raise error
+
+    with pytest.raises(SystemExit) as caught:
+        run(fails, lambda _: None)
+    assert error_of(caught).startswith(f"error: out of memory: {detail}")
+    assert "options with batch or at_once in their name take less" in error_of(caught)
+    assert "\n" not in error_of(caught)
+
+
+def test_an_array_that_no_cpu_has_room_for_is_a_lack_of_memory(typed):
+    typed()
+    with pytest.raises(SystemExit) as caught:
+        run(lambda _: torch.empty(1 << 60), lambda _: None)
+    assert error_of(caught).startswith("error: out of memory: you tried to allocate ")
 
 
 def test_any_other_exception_keeps_its_traceback(typed):
