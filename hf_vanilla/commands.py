@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -298,7 +299,6 @@ def run(
                 sys.exit(f"error: images need Pillow: {install_hint('vision')}")
             sys.exit(f"error: {_one_line(error)}")
         except (MemoryError, RuntimeError) as error:
-            logger.debug("traceback", exc_info=True)
             sys.exit(f"error: {_lack_of_memory(error)}")
 
 
@@ -374,10 +374,11 @@ def _lack_of_memory(error: Exception) -> str:
     found = re.search(OUT_OF_MEMORY, str(error))
     if found is None and isinstance(error, RuntimeError):
         raise error
-    detail = " ".join(str(error)[found.end() if found else 0 :].split())[:120]
+    logger.debug("traceback", exc_info=True)
+    detail = textwrap.shorten(str(error)[found.end() if found else 0 :], 120, placeholder=" ...")
     return (
-        f"out of memory: {detail}: options with batch or at_once in their name take less at a time "
-        "(--help lists them)"
+        f"out of memory: {detail or 'no details'}: options with batch or at_once in their name "
+        "take less at a time (--help lists them)"
     )
 
 

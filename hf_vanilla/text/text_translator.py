@@ -149,13 +149,16 @@ class TextTranslator:
         check_sentences(sentences)
         waiting: deque[list[Piece]] = deque()
         read = map(Sentence, sentences, count(first_line))
-        # a function counts texts, and not their sentences
-        found = self._translated(self._pieces(read, waiting), progress is True)
+        # a function counts texts, which may have several sentences each
+        advance = progress if callable(progress) and self._splitter is not None else None
+        found = self._translated(
+            self._pieces(read, waiting), progress if advance is None else False
+        )
         for first in found:
             pieces = waiting.popleft()
             translations = [first, *islice(found, len(pieces) - 1)]
-            if callable(progress):
-                progress(1)
+            if advance is not None:
+                advance(1)
             yield joined(pieces, translations)
 
     def _pieces(self, texts: Iterable[Sentence], waiting: deque[list[Piece]]) -> Iterator[Sentence]:
@@ -169,7 +172,7 @@ class TextTranslator:
             for piece in pieces:
                 yield Sentence(piece.text, text.line)
 
-    def _translated(self, sentences: Iterator[Sentence], progress: bool) -> Iterator[str]:
+    def _translated(self, sentences: Iterator[Sentence], progress: Progress) -> Iterator[str]:
         """The translation of each sentence, with its markup and the terms."""
         waiting: deque[tuple[Markup, int]] = deque()
         if self._aligner is not None:

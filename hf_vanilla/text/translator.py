@@ -118,7 +118,8 @@ class Translator(SentenceDecoder):
             sentences: raw text; read ahead by up to `window` sentences.
             constraints: phrases for each sentence that its translation must contain; an empty list
                 for none. They need the engine torch and at least two beams, without sampling.
-            progress: show a progress bar, on the main process.
+            progress: show a progress bar, on the main process; or a function of the number of
+                sentences that each batch has done.
             first_line: line number of the first sentence, for messages.
 
         Raises:
@@ -143,7 +144,7 @@ class Translator(SentenceDecoder):
 
         Args:
             sentences: read ahead by up to `window`; several may have the same line.
-            progress: show a progress bar, on the main process.
+            progress: as for `translate`.
             total: their number, for the progress bar.
         """
         self.failed = []
@@ -163,7 +164,7 @@ class Translator(SentenceDecoder):
             sentences: as for `translate`.
             head: which attention aligns; None: the one that is stored with the model, or else the
                 mean of the last layer but one.
-            progress: show a progress bar, on the main process.
+            progress: as for `translate`.
             first_line: line number of the first sentence, for messages.
 
         Raises:

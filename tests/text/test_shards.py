@@ -89,6 +89,16 @@ def test_progress_is_told_batch_by_batch_within_a_shard(corpus, plan, trained, t
     assert max(counts) < 6
 
 
+def test_progress_of_lines_with_markup_is_told_batch_by_batch(corpus, plan, trained, tmp_path):
+    translator = Translator(TorchEngine(*trained), tokens_per_batch=8)
+    first = plan(corpus / "a.txt", lines=11).shards[0]
+    counts = []
+    with_markup = TextTranslator(translator, keep_markup=True)
+    translate_shard(with_markup, first, tmp_path / "out", progress=counts.append)
+    assert sum(counts) == 11
+    assert 1 < max(counts) < 6
+
+
 def test_progress_counts_lines_and_not_their_sentences(corpus, plan, translator, tmp_path):
     (corpus / "a.txt").write_text("Three one. Two four.\n\nFive.\n", encoding="utf-8")
     (shard,) = plan(corpus / "a.txt").shards
