@@ -10,6 +10,9 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
+PRODUCTS_VARIABLE, PRODUCTS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", 128
+PRODUCTS_OF_SHAPE = 100  # in a training step: each weight, its gradients, and attention
+
 
 def limit_torch(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
     """Set variables for the speed and the memory of torch on CPUs, before torch is imported.
@@ -29,11 +32,25 @@ def limit_torch(environment: MutableMapping[str, str], root: Path = Path("/")) -
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environment.keys():
         environment["GOMP_SPINCOUNT"] = "3000"
-    environment.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    environment.setdefault(PRODUCTS_VARIABLE, str(PRODUCTS))
     allowed = usable_cpus(root)
     # without a quota torch's own choice: one thread per physical core
     if allowed < _cpus_of_process() and "OMP_NUM_THREADS" not in environment:
         environment["OMP_NUM_THREADS"] = str(allowed)
+
+
+def keep_compiled_products(environment: MutableMapping[str, str], shapes: int) -> None:
+    """Let oneDNN keep the products of a training step of each shape that batches have.
+
+    Compiling a product takes ten times as long as computing it, so training with more shapes than
+    the cache holds compiles most of them in every step. To be called before the first product.
+
+    Args:
+        environment: `os.environ`, after `limit_torch`; another number of the user stays.
+        shapes: how many batches have.
+    """
+    if environment.get(PRODUCTS_VARIABLE) == str(PRODUCTS):
+        environment[PRODUCTS_VARIABLE] = str(PRODUCTS_OF_SHAPE * shapes)
 
 
 def keep_freed_memory() -> None:

@@ -76,6 +76,16 @@ def test_threads_follow_the_quota_unless_the_user_has_set_them(
     assert given == {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", **expected}
 
 
+def test_training_in_few_shapes_keeps_their_products_unless_the_user_has_set_a_number():
+    for number, expected in (("128", "2400"), ("9", "9")):
+        environment = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": number}
+        cpus.keep_compiled_products(environment, 24)
+        assert environment == {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": expected}
+    environment = {}  # a program that imports the package: oneDNN has its own number
+    cpus.keep_compiled_products(environment, 24)
+    assert environment == {}
+
+
 def test_without_a_quota_the_number_of_threads_is_left_to_torch(tmp_path):
     environment = {}
     cpus.limit_torch(environment, tmp_path)

@@ -15,7 +15,7 @@ from datasets import Dataset, concatenate_datasets
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
-from hf_vanilla.data.batching import TokenBatchSampler
+from hf_vanilla.data.batching import EMPTY_ROW, TokenBatchSampler
 from hf_vanilla.data.corpus import pairs_from_files
 from hf_vanilla.data.lines import check_text_file
 from hf_vanilla.file_values import check_names, is_finite_number
@@ -256,7 +256,8 @@ class MixtureOrder:
         corpus = int(chosen[place])
         visit = int(self._before(block)[corpus]) + int((chosen[:place] == corpus).sum())
         sampler, first = self._samplers[corpus], self._firsts[corpus]
-        return [first + row for row in sampler.batch(*divmod(visit, len(sampler)))]
+        rows = sampler.batch(*divmod(visit, len(sampler)))
+        return [row if row == EMPTY_ROW else first + row for row in rows]
 
     def describe(self) -> str:
         """The corpora in words."""

@@ -110,7 +110,8 @@ class TranslationDataOptions(PairOptions):
     )
     length_buckets: int | None = option(
         None,
-        "pad batches to so few shapes, such as 12, for compiled steps; default: any number",
+        "pad batches to so few shapes, such as 24, for products or steps that are compiled; "
+        "default: any number",
         at_least=2,
     )
     rdrop_alpha: float = option(
@@ -190,10 +191,11 @@ class TranslationDataOptions(PairOptions):
                 "or a dataset, without prepared"
             )
 
-        if self.length_buckets and (self.bpe_dropout or self.mixture is not None):
+        is_noisy = any(corpus.is_noisy for corpus in self.corpora)
+        if self.length_buckets and (self.bpe_dropout or is_noisy):
             raise ValueError(
                 f"length_buckets={self.length_buckets} are of sentences that keep their lengths: "
-                "leave out bpe_dropout and mixture"
+                "leave out bpe_dropout, casing_noise and typo_noise"
             )
 
     def check_with(self, train: TrainRecipe) -> None:

@@ -5,6 +5,7 @@ Shapes: B batch, S source, T target, V vocabulary.
 
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_vanilla.cpus import keep_compiled_products
 from hf_vanilla.data.batching import (
     EMPTY_ROW,
     PairCollator,
@@ -78,6 +80,7 @@ def prepare(recipe: Recipe) -> "TranslationTask":
     if options.length_buckets is not None:
         longest = np.maximum(data.train.source_lengths, data.train.target_lengths)
         widths = bucket_widths(longest, options.length_buckets)
+        keep_compiled_products(os.environ, len(widths))
     return TranslationTask(recipe, data, rows, collate, dropout, noise, initial, widths)
 
 
@@ -223,6 +226,7 @@ class TranslationTask:
                 train.target_lengths[rows],
                 tokens_per_batch=budget,
                 seed=seed + number * SEED_OF_CORPUS,
+                widths=self.widths,
             )
             logger.info("an epoch of %s: %s", corpus.source, sampler.describe())
             samplers.append(sampler)

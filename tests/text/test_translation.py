@@ -3,6 +3,7 @@
 import pytest
 import small_run
 import torch
+from accelerate import Accelerator
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vanilla import VanillaForConditionalGeneration
@@ -45,9 +46,21 @@ def test_the_work_of_a_micro_batch_by_hand(tiny_config, tmp_path, changes, passe
 # --- few shapes ----------------------------------------------------------------------------------
 
 
-def test_batches_in_buckets_have_few_shapes_and_the_loss_of_their_pairs(corpus_files, tmp_path):
+@pytest.fixture
+def few_shapes(tmp_path):
+    """Makes the task of a run in three shapes."""
+    Accelerator(cpu=True)  # a run has one before it prepares its task
     budget = {"tokens_per_step": 120, "tokens_per_batch": 60, "max_length": 60}
-    task = prepare(small_run.recipe(tmp_path, corpus_files, length_buckets=3, **budget))
+
+    def make(files, **changes):
+        recipe = small_run.recipe(tmp_path, files, length_buckets=3, **budget, **changes)
+        return prepare(recipe)
+
+    return make
+
+
+def test_batches_in_buckets_have_few_shapes_and_the_loss_of_their_pairs(corpus_files, few_shapes):
+    task = few_shapes(corpus_files)
     order, model, shapes = task.order(2), task.model().eval(), set()
     for number in range(len(order.sampler)):
         rows = order[number]
@@ -59,11 +72,34 @@ def test_batches_in_buckets_have_few_shapes_and_the_loss_of_their_pairs(corpus_f
     assert len(shapes) <= 3 < len(order.sampler)
 
 
+def test_the_batches_of_a_mixture_in_buckets_have_few_shapes_and_pairs_of_one_corpus(
+    corpus_files, few_shapes
+):
+    paths = {"source": corpus_files["train_source"], "target": corpus_files["train_target"]}
+    mixture = [{**paths, "tag": "<a>"}, {**paths, "tag": "<b>", "weight": 3.0}]
+    task = few_shapes({}, mixture=mixture)
+    order, shapes, seen = task.order(2), set(), []
+    tags = task.data.tokenizer.convert_tokens_to_ids(["<a>", "<b>"])
+    for number in range(200):
+        batch = task.batch(order[number], torch.Generator())
+        shapes.add(tuple(batch["input_ids"].shape))
+        has_labels = (batch["labels"] != -100).any(1)
+        (tag,) = batch["input_ids"][has_labels, 0].unique().tolist()
+        seen.append(tags.index(tag))
+        assert not (~has_labels).any() or (batch["input_ids"][~has_labels] == 0).all()
+    assert len(shapes) <= 3
+    assert 140 < sum(seen) < 160  # three quarters of them
+
+
 def test_buckets_that_cannot_be_are_refused(corpus_files, tmp_path):
     with pytest.raises(ValueError, match="length_buckets=1"):
         small_run.recipe(tmp_path, corpus_files, length_buckets=1)
     with pytest.raises(ValueError, match=r"length_buckets=2 .*leave out bpe_dropout"):
         small_run.recipe(tmp_path, corpus_files, length_buckets=2, bpe_dropout=0.1)
+    paths = {"source": corpus_files["train_source"], "target": corpus_files["train_target"]}
+    mixture = [{**paths, "typo_noise": 0.1}]
+    with pytest.raises(ValueError, match=r"length_buckets=2 .*typo_noise"):
+        small_run.recipe(tmp_path, {}, mixture=mixture, length_buckets=2)
 
 
 # --- perplexity ----------------------------------------------------------------------------------
