@@ -128,8 +128,12 @@ def attention_in_products(
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.float()
         lowest = torch.finfo(scores.dtype).min
-        weights = scores.masked_fill_(~attention_mask, lowest).softmax(dim=-1)
-        weights = weights * attention_mask.any(dim=-1, keepdim=True)  # no allowed key: zeros
+        # a sum, since the gradient of `masked_fill` is another pass over the scores
+        bias = scores.new_zeros(attention_mask.shape).masked_fill_(~attention_mask, lowest)
+        weights = scores.add_(bias).softmax(dim=-1)
+        has_key = attention_mask.any(dim=-1, keepdim=True)
+        if torch.compiler.is_compiling() or not has_key.all():
+            weights = weights * has_key  # no allowed key: zeros
     else:
         if attention_mask is not None:
             scores = scores + attention_mask
@@ -209,16 +213,16 @@ def _write_gradient(  # noqa: PLR0913 - a block of each array, and three constan
     extra: float,
     unsmoothed: int | None,
 ) -> None:
-    in_float32 = at_least_float32(logits)
-    is_half = in_float32 is not logits
-    result = in_float32.softmax(dim=-1) if is_half else torch.softmax(logits, dim=-1, out=out)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    options: dict[str, Any] = {"out": out} if out.dtype == dtype else {"dtype": dtype}
+    result = torch.softmax(logits, dim=-1, **options)
     if share:
         result -= share
     if share and unsmoothed is not None:
         result[:, unsmoothed] += share
     extras = result.new_full((len(targets), 1), -extra)
     result.scatter_add_(-1, targets[:, None], extras)
-    torch.mul(result, gradient[:, None], out=out)
+    out.copy_(result.mul_(gradient[:, None]))
 
 
 def _write_gradient_in_passes(  # noqa: PLR0913 - as above
