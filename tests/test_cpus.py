@@ -73,11 +73,11 @@ def test_threads_follow_the_quota_unless_the_user_has_set_them(
     write_tree(tmp_path, files)
     monkeypatch.setattr(cpus, "_cpus_of_process", lambda: 16)
     cpus.limit_torch(given, tmp_path)
-    assert given == {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", **expected}
+    assert given == {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "48", **expected}
 
 
 def test_training_in_few_shapes_keeps_their_products_unless_the_user_has_set_a_number():
-    for number, expected in (("128", "2400"), ("9", "9")):
+    for number, expected in (("48", "2400"), ("9", "9")):
         environment = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": number}
         cpus.keep_compiled_products(environment, 24)
         assert environment == {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": expected}
@@ -89,7 +89,7 @@ def test_training_in_few_shapes_keeps_their_products_unless_the_user_has_set_a_n
 def test_without_a_quota_the_number_of_threads_is_left_to_torch(tmp_path):
     environment = {}
     cpus.limit_torch(environment, tmp_path)
-    assert environment == {"GOMP_SPINCOUNT": "3000", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
+    assert environment == {"GOMP_SPINCOUNT": "3000", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "48"}
 
 
 HELD = """
