@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 from transformers import AutoImageProcessor, PreTrainedModel
 
 from hf_vanilla.files import whole_file
@@ -282,18 +283,27 @@ def reported(
             images.
     """
     count = 0
-    for result in results:
+    is_listed = request.options.output is None and sys.stdout.isatty()  # lines are shown instead
+    bar = progress_bar(results, unit="image", is_hidden=is_listed)
+    for result in bar:
         count += 1
         if result.error is not None:
             if request.options.stop_at_unreadable:
                 raise ImageError(result.error)
             unreadable.append(result.name)
+            bar.clear()
             logger.warning("%s", result.error)
         yield result
     if not count and STDIN not in request.paths:
         endings = ", ".join(sorted(IMAGE_SUFFIXES))
         raise ImageError(f"{', '.join(request.paths)}: no files ending in {endings}")
     logger.info("%d images, %d of them unreadable", count, len(unreadable))
+
+
+def progress_bar(items: Iterable[Any], *, unit: str, is_hidden: bool = False) -> tqdm:
+    """The same items; a bar on stderr, if that is a terminal, tells how many were taken."""
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    return tqdm(items, unit=f" {unit}", leave=False, disable=is_hidden or not is_terminal)
 
 
 def refuse_unreadable(unreadable: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hf_vanilla.data.image_models import progress_bar
 from hf_vanilla.data.images import (
     BUILT_IN_DIGITS,
     ImageError,
@@ -161,7 +162,7 @@ def score_classifier(
     rows = range(len(images))
     probabilities = [
         classifier.probabilities(opened(rows[first : first + batch_size]))
-        for first in rows[::batch_size]
+        for first in progress_bar(rows[::batch_size], unit="batch")
     ]
     if not labels:
         raise ValueError(f"{images.origin}: there are no readable images to score")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hf_vanilla.data.image_models import progress_bar
 from hf_vanilla.options import install_hint
 
 from .detection import DetectionImages, coco_content, repeats
@@ -183,7 +184,8 @@ def score_detector(
         ValueError: there is nothing to score.
         ImageError: an image is unreadable.
     """
-    return score_detections(detected_in(images, range(len(images)), detector, batch_size), images)
+    found = detected_in(images, range(len(images)), detector, batch_size, progress=True)
+    return score_detections(found, images)
 
 
 def score_layers(
@@ -199,7 +201,7 @@ def score_layers(
     layers = model.model.decoder.layers
     while len(layers):
         shorter = Detector(model, detector.processor)
-        found = detected_in(images, range(len(images)), shorter, batch_size)
+        found = detected_in(images, range(len(images)), shorter, batch_size, progress=True)
         kept = [without_overlaps(entry) for entry in found]
         figures = [score_detections(entries, images).figures for entries in (found, kept)]
         scores.append(LayerScores(*(part[name] for part in figures for name in ("AP", "AP50"))))
@@ -208,11 +210,17 @@ def score_layers(
 
 
 def detected_in(
-    images: DetectionImages, rows: range, detector: Detector, batch_size: int
+    images: DetectionImages,
+    rows: range,
+    detector: Detector,
+    batch_size: int,
+    *,
+    progress: bool = False,
 ) -> list[Detections]:
     """What a detector finds in these rows, so many images at a time."""
     found: list[Detections] = []
-    for first in range(0, len(rows), batch_size):
+    firsts = range(0, len(rows), batch_size)
+    for first in progress_bar(firsts, unit="batch", is_hidden=not progress):
         found += detector.detect(map(images.open, rows[first : first + batch_size]))
     return found
 

@@ -22,6 +22,7 @@ from hf_vanilla.data.image_models import image_paths
 from hf_vanilla.data.images import read_image_folder
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import classify_files, load_classifier, read_classification
+from hf_vanilla.images.evaluation import score_classifier
 from hf_vanilla.objects.detector import load_detector
 from hf_vanilla.options import UsageError
 
@@ -87,6 +88,15 @@ def test_names_of_files_may_be_no_utf_8(caplog, folder, images, tmp_path):
     assert [row[0].rpartition("/")[2] for row in rows[-2:]] == ["\\xe9.png", "\\xff.png"]
     assert r"\xff.png is empty" in rows[-1][-1]
     assert len(read_image_folder(images)) == 7  # as training reads them
+
+
+def test_a_terminal_sees_progress(capsys, folder, images, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    arguments = ["--model", str(folder), str(images), "--output", str(tmp_path / "out.csv")]
+    classify_files(read_classification(arguments))
+    assert "image/s]" in capsys.readouterr().err
+    score_classifier(load_classifier(str(folder)), read_image_folder(images, "abcdefg"))
+    assert "batch/s]" in capsys.readouterr().err
 
 
 def test_a_folder_without_images_is_an_error_and_leaves_no_output(capsys, folder, tmp_path):
