@@ -2,9 +2,7 @@
 
 import json
 import logging
-import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,13 +139,6 @@ def test_a_pretrained_backbone_needs_its_weights(tmp_path, pretrained, backbone,
     model, data = {"backbone_is_pretrained": pretrained}, {"backbone": backbone}
     with pytest.raises(ValueError, match=message):
         prepare(recipe(tmp_path / "run", model=model, data=data))
-
-
-def test_the_documented_training_from_scratch_names_a_backbone():
-    """A new detector of the defaults needs a pretrained one."""
-    page = Path(__file__, "../../../docs/objects.md").resolve().read_text(encoding="utf-8")
-    (command,) = re.findall(r"hf-vanilla (train --task.*?)\n```", page, re.DOTALL)
-    assert "--backbone microsoft/resnet-50" in command
 
 
 def test_a_backbone_of_other_sizes_is_refused(tmp_path):
