@@ -363,8 +363,9 @@ def _check_no_splits(folder: Path, split: str) -> None:
     holds_classes = any(path.is_dir() for name in splits for path in (folder / name).iterdir())
     if splits and (holds_classes or len(splits) == len(inner)):
         raise ValueError(
-            f"{folder} has no folder {split!r}, but {', '.join(splits)}: choose one by --split, or "
-            "in training by --train_split and --validation_split"
+            f"{folder} has no folder {split!r}, but {', '.join(splits)}: give one of them, such as "
+            f"{folder / splits[0]}, or choose it by --split, or in training by --train_split and "
+            "--validation_split"
         )
 
 
