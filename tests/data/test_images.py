@@ -64,7 +64,7 @@ def test_splits_are_not_taken_for_classes(tmp_path, folders, split):
         (tmp_path / name).mkdir(exist_ok=True)
     example = re.escape(str(tmp_path / folders[0]))
     told = (
-        f"has no folder '{split}', but {folders[0]}, {folders[1]}: give .* such as {example}, or "
+        f"has no folder '{split}', but {folders[0]}, {folders[1]}: give.* such as {example}, or "
     )
     with pytest.raises(ValueError, match=f"{told}.* --split, .* by --train_split and --validation"):
         load_images(str(tmp_path), split)
