@@ -324,7 +324,7 @@ def test_pixels_become_metres_by_a_homography(tmp_path):
     [
         (
             "frame,agent,x\n0,1,2\n",
-            r"no column 'y', only frame, agent, x: rename one, or .*--columns y=NAME",
+            r"no column 'y', only 'frame', 'agent', 'x': rename one, or .*--columns y=NAME",
         ),
         ("frame,agent,x,y\n0,1,2,3\n1,1,two,3\n", r"line 3: x is 'two', not a number"),
         ("frame,agent,x,y\n0,1,2,3\n1,1,nan,3\n", r"line 3: position \(nan, 3.0\) is not finite"),
