@@ -19,7 +19,7 @@ from hf_vanilla.families import entry_of
 from hf_vanilla.files import check_output_file, whole_file
 from hf_vanilla.options import option
 
-from .forecaster import ForecasterOptions, check_rate, load_forecaster, predict
+from .forecaster import ForecasterOptions, check_rate, load_forecaster, predict, progress_bar
 from .layout import agent_inputs, fixed_draws, rollout_arguments
 from .table import TrackTable
 from .windows import by_group, groups_of_rows, pasts_of_rows
@@ -122,18 +122,22 @@ def forecasts(
         rows = rows[np.lexsort((table.agent, table.frame, table.scene))]
     left_out = 0
     whole_scenes = "others" in entry_of(model.config).reads
-    for selected, others in _row_batches(table, rows, batch_size, whole_scenes=whole_scenes):
-        together = np.concatenate((selected, others))
-        past, mask = pasts_of_rows(table, together, model.config.observed_steps)
-        is_enough = mask.sum(1) >= least_observed
-        shown = selected[is_enough[: len(selected)]]
-        left_out += len(selected) - len(shown)
-        if len(shown):
-            read, seen, known = together[is_enough], past[is_enough], mask[is_enough]
-            groups, maps = groups_of_rows(table, read), table.maps_of(read)
-            agents = agent_inputs(model.config, table, read)
-            forecast = predict(model, seen, known, groups, maps, agents=agents, **(arguments or {}))
-            yield _table(table, shown, *(part[: len(shown)] for part in forecast))
+    with progress_bar(len(rows), "row", "Forecasting") as bar:
+        for selected, others in _row_batches(table, rows, batch_size, whole_scenes=whole_scenes):
+            together = np.concatenate((selected, others))
+            past, mask = pasts_of_rows(table, together, model.config.observed_steps)
+            is_enough = mask.sum(1) >= least_observed
+            shown = selected[is_enough[: len(selected)]]
+            left_out += len(selected) - len(shown)
+            if len(shown):
+                read, seen, known = together[is_enough], past[is_enough], mask[is_enough]
+                groups, maps = groups_of_rows(table, read), table.maps_of(read)
+                agents = agent_inputs(model.config, table, read)
+                forecast = predict(
+                    model, seen, known, groups, maps, agents=agents, **(arguments or {})
+                )
+                yield _table(table, shown, *(part[: len(shown)] for part in forecast))
+            bar.update(len(selected))
     if left_out:
         logger.warning(
             "%d of %d rows have fewer than %d observed steps and no forecast",

@@ -410,6 +410,6 @@ def _check_columns(path: Path, names: Sequence[str], wanted: dict[str, str]) -> 
     for key, name in wanted.items():
         if name not in names:
             raise ValueError(
-                f"{path} has no column {name!r}, only {', '.join(names)}: rename one, or "
+                f"{path} has no column {name!r}, only {str(list(names))[1:-1]}: rename one, or "
                 f"name it by --columns {key}=NAME; {CSV_SIGNS}"
             )

@@ -31,7 +31,6 @@ from .road_maps import LANE_KINDS, RoadMap
 from .table import TrackTable
 from .windows import pasts_of_rows
 
-MOST_AGENTS = 50
 SIZE = (6.4, 6.0)  # inches
 GIF = ".gif"
 GIF_SECONDS = 0.4  # a frame is shown
@@ -190,11 +189,11 @@ def drawn_agents(model: Any, table: TrackTable, frame: int) -> list[Drawn]:
     with fixed_draws():
         tracks, probabilities = predict(model, past, mask, maps=table.maps_of(rows), agents=known)
     found = []
-    for number, row in enumerate(rows[:MOST_AGENTS]):
+    for number, row in enumerate(rows):
         per_step = table.frames_per_step[table.scene[row]]
         last = frame + config.predicted_steps * per_step
-        is_next = (table.agent == table.agent[row]) & (table.frame >= frame)
-        future = table.positions[is_next & (table.frame <= last)]
+        near = table.rows(slice(row, row + config.predicted_steps + 1))
+        future = near.positions[(near.agent == near.agent[0]) & (near.frame <= last)]
         seen = np.where(mask[number][:, None], past[number], np.nan)
         name = table.agent_names[table.agent[row]]
         of_agent = {key: values[number] for key, values in known.items()}

@@ -176,7 +176,7 @@ class SceneTask(TrackTask):
         if options.position_noise:
             shape = inputs["past_values"].shape
             inputs["past_values"] += position_errors(options, shape, generator)
-        table, last_rows = windows.table, windows.last_rows[rows]
+        table, last_rows = windows.table, windows[rows].last_rows
         last = table.positions[last_rows]
         middles = scene_middles(last, layout)  # (B, 2), origins of the scenes
         offset = torch.from_numpy(last - middles[layout.scene]).float().unsqueeze(1)

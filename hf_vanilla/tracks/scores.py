@@ -271,7 +271,7 @@ def add_windows(
     Returns:
         `(B, M, P, 2)` tracks relative to the last observed positions, `(B, M)` scores of the modes.
     """
-    inputs, last_rows = model_inputs(windows, rows), windows.last_rows[rows]
+    inputs, last_rows = model_inputs(windows, rows), windows[rows].last_rows
     last, maps = windows.table.positions[last_rows], windows.table.maps_of(last_rows)
     with fixed_draws(seed=int(rows[0])):
         outputs = run_model(

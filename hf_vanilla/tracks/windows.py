@@ -140,13 +140,15 @@ def pasts_of_rows(
     Returns:
         `(B, T, 2)` float64 positions, 0 where missing; `(B, T)` bool, True where observed.
     """
-    grid, segment = _grid(table, most_steps=observed)
-    ends = np.flatnonzero(grid >= 0)[rows]
-    indices = ends[:, None] + np.arange(1 - observed, 1)
-    inside = np.maximum(indices, 0)
-    is_known = (indices >= 0) & (segment[inside] == segment[ends][:, None]) & (grid[inside] >= 0)
-    positions = table.positions[grid[inside]]
-    return np.where(is_known[..., None], positions, 0), is_known
+    # an agent has one row a step at most, so they are among as many rows
+    near = np.maximum(rows[:, None] + np.arange(1 - observed, 1), 0)
+    ago = table.frame[rows, None] - table.frame[near]
+    ago //= table.frames_per_step[table.scene[rows], None]
+    is_near = (table.agent[near] == table.agent[rows, None]) & (ago < observed)
+    places = is_near.nonzero()[0], observed - 1 - ago[is_near]
+    positions, is_known = np.zeros((*near.shape, 2)), np.zeros(near.shape, bool)
+    positions[places], is_known[places] = table.positions[near[is_near]], True
+    return positions, is_known
 
 
 def _grid(table: TrackTable, *, most_steps: int) -> tuple[np.ndarray, np.ndarray]:

@@ -317,6 +317,7 @@ def check_forecasts_of_a_table(folder, past, seen, theirs):
     table = "\n".join(["frame,agent,x,y", *rows, ""])
     done = typed(folder, "forecast.py", "5", text=f"\ufeff{table}")  # as spreadsheets write it
     assert (done.returncode, done.stderr) == (0, "")
+    assert typed(folder, "forecast.py", text=table).stdout == done.stdout  # frames by 5 are found
     tracks, probabilities = theirs.predict(past, seen)
     modes = tracks.shape[1]
     written = [line.split(",") for line in done.stdout.splitlines()]

@@ -35,6 +35,15 @@ def test_past_truth_and_future_of_each_agent_are_drawn(tracks):
     assert_allclose(agents[1].tracks[0], agents[1].future[1:], atol=1e-5)
 
 
+def test_all_agents_of_a_large_crowd_are_drawn(tmp_path):
+    path = tmp_path / "crowd.csv"
+    lines = [f"{frame},{agent},{frame},{agent}" for agent in range(60) for frame in range(3)]
+    path.write_text("\n".join(["frame,agent,x,y", *lines]), encoding="utf-8")
+    crowd = read_tracks(path, TrackSource(frame_seconds=0.4))
+    model = SimpleForecaster("constant_velocity", VanillaTracksConfig())
+    assert [agent.name for agent in drawn_agents(model, crowd, 2)] == list(range(60))
+
+
 def test_the_default_frame_has_a_whole_future_whatever_the_frames_of_other_scenes(tmp_path):
     for name, advance in (("a", 10), ("b", 1)):
         lines = ['{"scene": {"fps": 2.5}}']

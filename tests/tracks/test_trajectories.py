@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -12,7 +13,9 @@ import pyarrow.parquet
 import pytest
 from numpy.testing import assert_allclose
 
+from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.tracks.built_in_tracks import FORK_ODDS, built_in_tracks, fork_branches
+from hf_vanilla.tracks.forecaster import SimpleForecaster
 from hf_vanilla.tracks.formats import (
     Columns,
     TrackSource,
@@ -21,6 +24,7 @@ from hf_vanilla.tracks.formats import (
     read_tracks,
 )
 from hf_vanilla.tracks.options import TrackFileOptions
+from hf_vanilla.tracks.scores import TrackSums, add_windows
 from hf_vanilla.tracks.table import AGENT_KINDS, Rows, join_tables, resample, table_of_rows
 from hf_vanilla.tracks.windows import cut_windows, pasts_of_rows
 
@@ -86,6 +90,24 @@ def test_pasts_mask_what_is_before_the_agent_and_in_gaps():
     positions, known = pasts_of_rows(scenes, np.array([1, 4]), 4)
     assert known.tolist() == [[False, False, True, True], [True, True, False, True]]
     assert positions[1, :, 0].tolist() == [5, 6, 0, 8]
+
+
+def test_a_batch_of_windows_needs_no_memory_of_the_whole_table():
+    frames = np.arange(300_000)
+    positions = np.stack((frames, frames), 1).astype(float)
+    scenes = table_of_rows(
+        Rows(source="long", frame=frames, agent=np.zeros_like(frames), positions=positions),
+        name="long",
+        frame_seconds=0.4,
+    )
+    windows = cut_windows(scenes, observed=8, predicted=12)
+    config = VanillaTracksConfig(observed_steps=8, predicted_steps=12)
+    model = SimpleForecaster("constant_velocity", config)
+    tracemalloc.start()
+    pasts_of_rows(scenes, np.array([100]), 8)
+    add_windows(TrackSums(1), model, windows, np.array([100]))
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
 
 
 def test_large_coordinates_lose_nothing_in_a_window():
@@ -302,7 +324,7 @@ def test_pixels_become_metres_by_a_homography(tmp_path):
     [
         (
             "frame,agent,x\n0,1,2\n",
-            r"no column 'y', only frame, agent, x: rename one, or .*--columns y=NAME",
+            r"no column 'y', only 'frame', 'agent', 'x': rename one, or .*--columns y=NAME",
         ),
         ("frame,agent,x,y\n0,1,2,3\n1,1,two,3\n", r"line 3: x is 'two', not a number"),
         ("frame,agent,x,y\n0,1,2,3\n1,1,nan,3\n", r"line 3: position \(nan, 3.0\) is not finite"),

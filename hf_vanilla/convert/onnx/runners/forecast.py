@@ -11,6 +11,8 @@ import csv
 import io
 import json
 import sys
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +48,7 @@ class Forecaster:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Read a table of tracks, write their futures.")
-    parser.add_argument("stride", nargs="?", type=int, default=1, metavar="FRAMES_PER_STEP")
+    parser.add_argument("stride", nargs="?", type=int, metavar="FRAMES_PER_STEP")
     stride = parser.parse_args().stride
     table = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig")  # of spreadsheets: with a BOM
     rows, write = csv.DictReader(table), csv.writer(sys.stdout, lineterminator="\n").writerow
@@ -59,6 +61,9 @@ if __name__ == "__main__":
             if (row := (r["agent"], int(r["frame"]))) in seen:
                 raise ValueError(f"agent {row[0]} is twice in frame {row[1]}: one scene at a time")
             seen[row] = (float(r["x"]), float(r["y"]))
+        if stride is None:  # as between most rows of an agent
+            counts = Counter(b[1] - a[1] for a, b in pairwise(sorted(seen)) if a[0] == b[0])
+            stride = min(counts, key=lambda frames: (-counts[frames], frames), default=1)
         if stride < 1 or not seen or not np.isfinite([*seen.values()]).all():
             raise ValueError("needed: 1 frame per step or more, and rows of finite positions")
     except (TypeError, ValueError, csv.Error) as error:
