@@ -2,8 +2,9 @@
 
 import difflib
 import re
+import sys
 from argparse import ArgumentError, ArgumentParser, Namespace
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from operator import ge, gt, le, lt
 from pathlib import Path
@@ -14,6 +15,8 @@ from transformers.hf_argparser import string_to_bool
 
 from hf_vanilla.command_help import OptionFormatter
 from hf_vanilla.file_values import check_names, checked, is_finite_number, shown, yaml_value
+
+PROGRESS_AFTER = 3.0  # seconds
 
 
 class UsageError(ValueError):
@@ -458,6 +461,22 @@ def options_and_file(kind: type, arguments: Sequence[str], use: str) -> tuple[Pa
     if len(paths) != 1:
         raise UsageError(f"give {use}")
     return Path(paths[0]), parsed
+
+
+def progress_bar(
+    items: Iterable[Any] | None = None,
+    *,
+    text: str,
+    unit: str,
+    total: int | None = None,
+    is_hidden: bool = False,
+) -> Any:
+    """A bar of tqdm over `items`, or to update, on stderr from `PROGRESS_AFTER` seconds on."""
+    from tqdm import tqdm  # `--help` needs none
+
+    hidden = is_hidden or sys.stderr is None
+    settings = {"desc": text, "unit": f" {unit}", "leave": False, "delay": PROGRESS_AFTER}
+    return tqdm(items, total=total, disable=hidden, **settings)
 
 
 def install_hint(extra: str) -> str:

@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import AutoImageProcessor, PreTrainedModel
 
 from hf_vanilla.files import whole_file
 from hf_vanilla.loading import load_model, load_saved, read_settings
-from hf_vanilla.options import Options, UsageError, option, options_and_paths, parse_options
+from hf_vanilla.options import (
+    Options,
+    UsageError,
+    option,
+    options_and_paths,
+    parse_options,
+    progress_bar,
+)
 
 from .images import IMAGE_SUFFIXES, ImageError, open_image
 
@@ -284,7 +290,7 @@ def reported(
     """
     count = 0
     is_listed = request.options.output is None and sys.stdout.isatty()  # lines are shown instead
-    bar = progress_bar(results, unit="image", is_hidden=is_listed)
+    bar = progress_bar(results, text="Reading", unit="images", is_hidden=is_listed)
     for result in bar:
         count += 1
         if result.error is not None:
@@ -298,12 +304,6 @@ def reported(
         endings = ", ".join(sorted(IMAGE_SUFFIXES))
         raise ImageError(f"{', '.join(request.paths)}: no files ending in {endings}")
     logger.info("%d images, %d of them unreadable", count, len(unreadable))
-
-
-def progress_bar(items: Iterable[Any], *, unit: str, is_hidden: bool = False) -> tqdm:
-    """The same items; a bar on stderr, if that is a terminal, tells how many were taken."""
-    is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    return tqdm(items, unit=f" {unit}", leave=False, disable=is_hidden or not is_terminal)
 
 
 def refuse_unreadable(unreadable: Sequence[str]) -> None:

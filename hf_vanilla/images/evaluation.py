@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hf_vanilla.data.image_models import progress_bar
 from hf_vanilla.data.images import (
     BUILT_IN_DIGITS,
     ImageError,
     LabelledImages,
     load_images,
 )
-from hf_vanilla.options import Options, option
+from hf_vanilla.options import Options, option, progress_bar
 from hf_vanilla.plots.figures import check_output
 
 from .classifier import Classifier, load_classifier
@@ -162,7 +161,7 @@ def score_classifier(
     rows = range(len(images))
     probabilities = [
         classifier.probabilities(opened(rows[first : first + batch_size]))
-        for first in progress_bar(rows[::batch_size], unit="batch")
+        for first in progress_bar(rows[::batch_size], text="Classifying", unit="batches")
     ]
     if not labels:
         raise ValueError(f"{images.origin}: there are no readable images to score")

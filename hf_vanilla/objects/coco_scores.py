@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_vanilla.data.image_models import progress_bar
-from hf_vanilla.options import install_hint
+from hf_vanilla.options import install_hint, progress_bar
 
 from .detection import DetectionImages, coco_content, repeats
 from .detector import Detections, Detector, coco_results
@@ -220,7 +219,7 @@ def detected_in(
     """What a detector finds in these rows, so many images at a time."""
     found: list[Detections] = []
     firsts = range(0, len(rows), batch_size)
-    for first in progress_bar(firsts, unit="batch", is_hidden=not progress):
+    for first in progress_bar(firsts, text="Detecting", unit="batches", is_hidden=not progress):
         found += detector.detect(map(images.open, rows[first : first + batch_size]))
     return found
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_vanilla.data.image_models import image_paths, progress_bar
+from hf_vanilla.data.image_models import image_paths
 from hf_vanilla.data.images import open_image
-from hf_vanilla.options import Options, option
+from hf_vanilla.options import Options, option, progress_bar
 from hf_vanilla.plots.figures import (
     THEMES,
     check_output,
@@ -228,7 +228,7 @@ def query_centers(detector: Detector, folder: str) -> list[Tensor]:
         ValueError: the folder holds no image.
     """
     centers: list[Tensor] = []  # of each image, by query
-    for path in progress_bar(image_paths([folder]), unit="image"):
+    for path in progress_bar(image_paths([folder]), text="Detecting", unit="images"):
         image = open_image(path)
         entry = detector.detect([image])[0]
         inside = (entry.boxes[:, :2] + entry.boxes[:, 2:]) / 2 / (image.width, image.height)

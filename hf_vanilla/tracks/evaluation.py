@@ -7,17 +7,11 @@ import numpy as np
 import torch
 
 from hf_vanilla.families import entry_of
-from hf_vanilla.options import UsageError, option
+from hf_vanilla.options import UsageError, option, progress_bar
 
 from .built_in_tracks import BUILT_IN
 from .eth_ucy import TEST_FILES, leave_one_out
-from .forecaster import (
-    ForecasterOptions,
-    check_rate,
-    load_forecaster,
-    progress_bar,
-    relative_outputs,
-)
+from .forecaster import ForecasterOptions, check_rate, load_forecaster, relative_outputs
 from .layout import rollout_arguments, scene_batches
 from .options import TrackFileOptions
 from .protocol import Protocol, TrackScores
@@ -152,7 +146,7 @@ def score_windows(
     groups = windows.groups
     arguments = rollout_arguments(model, samples_at_once=options.samples_at_once)
     best = np.empty((len(windows), windows.predicted, 2))
-    with progress_bar(len(windows), "window", "Scoring") as bar:
+    with progress_bar(text="Scoring", unit="windows", total=len(windows)) as bar:
         for rows in scene_batches(groups, options.batch_size):
             best[rows] = add_scenes(sums, together, model, windows, rows, **arguments).numpy()
             bar.update(len(rows))

@@ -17,9 +17,9 @@ import pyarrow.parquet
 
 from hf_vanilla.families import entry_of
 from hf_vanilla.files import check_output_file, whole_file
-from hf_vanilla.options import option
+from hf_vanilla.options import option, progress_bar
 
-from .forecaster import ForecasterOptions, check_rate, load_forecaster, predict, progress_bar
+from .forecaster import ForecasterOptions, check_rate, load_forecaster, predict
 from .layout import agent_inputs, fixed_draws, rollout_arguments
 from .table import TrackTable
 from .windows import by_group, groups_of_rows, pasts_of_rows
@@ -122,7 +122,7 @@ def forecasts(
         rows = rows[np.lexsort((table.agent, table.frame, table.scene))]
     left_out = 0
     whole_scenes = "others" in entry_of(model.config).reads
-    with progress_bar(len(rows), "row", "Forecasting") as bar:
+    with progress_bar(text="Forecasting", unit="rows", total=len(rows)) as bar:
         for selected, others in _row_batches(table, rows, batch_size, whole_scenes=whole_scenes):
             together = np.concatenate((selected, others))
             past, mask = pasts_of_rows(table, together, model.config.observed_steps)

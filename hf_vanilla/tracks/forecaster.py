@@ -3,7 +3,6 @@
 Shapes: A agents, B rows of a batch, T observed steps, M modes, P predicted steps.
 """
 
-import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForTimeSeriesPrediction
 
 import hf_vanilla
@@ -31,7 +29,6 @@ from .road_maps import RoadMap
 from .table import TrackTable, check_positive
 
 STEP_TOLERANCE = 1e-3  # relative
-PROGRESS_AFTER = 3.0  # seconds
 
 
 def new_forecaster(config: VanillaForecasterConfig) -> Any:
@@ -256,12 +253,6 @@ def _sorted_modes(outputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     probabilities = outputs.mode_logits.double().softmax(-1).cpu()
     order = probabilities.argsort(dim=1, descending=True, stable=True)
     return probabilities.gather(1, order), order
-
-
-def progress_bar(total: int, unit: str, text: str) -> tqdm:
-    """A bar on stderr, which appears after three seconds."""
-    hidden = sys.stderr is None
-    return tqdm(total=total, unit=unit, desc=text, delay=PROGRESS_AFTER, disable=hidden)
 
 
 def check_rate(table: TrackTable, config: Any, source: str) -> None:

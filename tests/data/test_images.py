@@ -63,9 +63,7 @@ def test_splits_are_not_taken_for_classes(tmp_path, folders, split):
         colour_folder(tmp_path / name, count=1, names=("blue", "red") if name != "notes" else ())
         (tmp_path / name).mkdir(exist_ok=True)
     example = re.escape(str(tmp_path / folders[0]))
-    told = (
-        f"has no folder '{split}', but {folders[0]}, {folders[1]}: give.* such as {example}, or "
-    )
+    told = f"has no folder '{split}', but {folders[0]}, {folders[1]}: give.* such as {example}, or "
     with pytest.raises(ValueError, match=f"{told}.* --split, .* by --train_split and --validation"):
         load_images(str(tmp_path), split)
 

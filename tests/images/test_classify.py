@@ -90,13 +90,13 @@ def test_names_of_files_may_be_no_utf_8(caplog, folder, images, tmp_path):
     assert len(read_image_folder(images)) == 7  # as training reads them
 
 
-def test_a_terminal_sees_progress(capsys, folder, images, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+def test_long_work_shows_its_progress(capsys, folder, images, tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_vanilla.options.PROGRESS_AFTER", 0)
     arguments = ["--model", str(folder), str(images), "--output", str(tmp_path / "out.csv")]
     classify_files(read_classification(arguments))
-    assert "image/s]" in capsys.readouterr().err
+    assert "images/s]" in capsys.readouterr().err
     score_classifier(load_classifier(str(folder)), read_image_folder(images, "abcdefg"))
-    assert "batch/s]" in capsys.readouterr().err
+    assert "batches/s]" in capsys.readouterr().err
 
 
 def test_a_folder_without_images_is_an_error_and_leaves_no_output(capsys, folder, tmp_path):

@@ -14,7 +14,6 @@ from hf_vanilla.models.modeling_vanilla_tracks_forms import (
     VanillaForMultimodalTrajectoryPrediction,
     VanillaForQuantizedTrajectoryPrediction,
 )
-from hf_vanilla.tracks import forecaster
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
 from hf_vanilla.tracks.evaluation import EvaluateTracksOptions, evaluate_tracks
 from hf_vanilla.tracks.forecast import ForecastOptions, forecast_file, forecasts
@@ -173,7 +172,7 @@ def test_step_seconds_resamples_to_the_rate_of_the_model(folder, tmp_path):
 
 
 def test_long_forecasts_and_scores_show_how_far_they_are(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(forecaster, "PROGRESS_AFTER", 0)
+    monkeypatch.setattr("hf_vanilla.options.PROGRESS_AFTER", 0)
     given = {"model": "constant_velocity", "frame_seconds": 0.4}
     tracks = write_tracks(tmp_path / "tracks.csv")
     forecast_file(ForecastOptions(**given, input=tracks, output=str(tmp_path / "out.csv")))

@@ -3,7 +3,6 @@
 python forecast.py [FRAMES_PER_STEP] < tracks.csv > futures.csv
 forecast.Forecaster("FOLDER").predict(past, is_observed)
 tracks.csv: columns frame, agent, x, y; each future starts at the agent's last frame.
-A agents, M modes.
 """
 
 import argparse
@@ -11,9 +10,9 @@ import csv
 import io
 import json
 import sys
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from statistics import mode as most_frequent
 
 import numpy as np
 from onnxruntime import InferenceSession
@@ -30,7 +29,7 @@ class Forecaster:
     def predict(self, past: np.ndarray, is_observed: np.ndarray, lanes: tuple = ()) -> tuple:
         """Futures `(A, M, P, 2)`, probabilities `(A, M)`, falling; all agents are seen at the end.
 
-        T steps: positions `(A, T, 2)`, bool `(A, T)`; L lanes: `(L, S, 2)`, bool, kinds `(L,)`.
+        A agents, M modes, T steps: positions `(A, T, 2)`, bool `(A, T)`; L lanes: `(L, S, 2)`, bool, kinds `(L,)`.
         """
         lanes = lanes or (np.zeros((1, 2, 2)), np.zeros((1, 2), bool), np.zeros(1, int))  # masked
         is_scene = "agent_mask" in self.names
@@ -61,16 +60,14 @@ if __name__ == "__main__":
             if (row := (r["agent"], int(r["frame"]))) in seen:
                 raise ValueError(f"agent {row[0]} is twice in frame {row[1]}: one scene at a time")
             seen[row] = (float(r["x"]), float(r["y"]))
-        if stride is None:  # as between most rows of an agent
-            counts = Counter(b[1] - a[1] for a, b in pairwise(sorted(seen)) if a[0] == b[0])
-            stride = min(counts, key=lambda frames: (-counts[frames], frames), default=1)
+        if stride is None:
+            steps = [b - a for (x, a), (y, b) in pairwise(sorted(seen)) if x == y] or [1]
+            stride = most_frequent(sorted(steps))
         if stride < 1 or not seen or not np.isfinite([*seen.values()]).all():
             raise ValueError("needed: 1 frame per step or more, and rows of finite positions")
     except (TypeError, ValueError, csv.Error) as error:
         sys.exit(f"error: line {rows.line_num}: {type(error).__name__}: {error}")
-    last: dict[str, int] = {}  # frame of each agent
-    for agent, frame in seen:
-        last[agent] = max(frame, last.get(agent, frame))
+    last = dict.fromkeys((agent for agent, _ in seen), 0) | dict(sorted(seen))  # their frames
     for end in sorted({*last.values()}):
         agents = [a for a in last if (a, end) in seen]  # the others at this frame are read too
         frames = end + stride * np.arange(1 - forecaster.observed_steps, 1)
