@@ -121,7 +121,7 @@ def prepare_text(
         OSError: data cannot be read.
     """
     options: TranslationDataOptions = recipe.data
-    logger.info("reading the corpus, learning the vocabulary")
+    logger.info("reading the corpus")
     parts = mixture_pairs(options.corpora)
     corpus = load_corpus(options)
     if parts:
@@ -178,6 +178,7 @@ def _make_tokenizer(
         return load_saved(AutoTokenizer, recipe.data.tokenizer)
     if (output_dir / "tokenizer.json").is_file():
         return load_saved(AutoTokenizer, output_dir)
+    logger.info("learning the vocabulary")
     config = recipe.config()
     tokenizer = train_tokenizer(
         (text for row in corpus["train"] for text in (row["source"], row["target"])),

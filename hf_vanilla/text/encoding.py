@@ -314,8 +314,8 @@ def write_shards(
     pairs_per_shard: int,
     part: int = 1,
     parts: int = 1,
-) -> Iterator[int]:
-    """Tokenize the shards of one part that do not exist yet; yields the number of each of the part.
+) -> Iterator[range]:
+    """Tokenize the shards of one part that do not exist yet; yields the rows as they are done.
 
     Part i of n takes every n-th shard from shard i - 1 on, so n processes or machines divide the
     work without exchanging anything.
@@ -350,8 +350,9 @@ def write_shards(
         path = prepared.path(folder, shard)
         if not path.is_file():
             with whole_file(path, mark=mark) as unfinished:
-                _write_shard(unfinished, pairs, prepared.rows(shard), tokenizer)
-        yield shard
+                yield from _write_shard(unfinished, pairs, prepared.rows(shard), tokenizer)
+        else:
+            yield prepared.rows(shard)
 
 
 def read_shards(folder: Path, limits: LengthLimits) -> EncodedPairs:
@@ -434,12 +435,14 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _write_shard(
     path: Path, pairs: Dataset | StreamedPairs, rows: range, tokenizer: PreTrainedTokenizerBase
-) -> None:
+) -> Iterator[range]:
     schema = ENCODED.arrow_schema
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
         for first in range(rows.start, rows.stop, ENCODED_AT_ONCE):
-            texts = pairs[first : min(first + ENCODED_AT_ONCE, rows.stop)]
+            last = min(first + ENCODED_AT_ONCE, rows.stop)
+            texts = pairs[first:last]
             writer.write_table(pa.table(encode_texts(tokenizer, texts), schema=schema))
+            yield range(first, last)
 
 
 def _read_shard(path: Path, count: int) -> Dataset:

@@ -71,10 +71,11 @@ def prepare_shards(options: PrepareOptions) -> Path:
         _write_validation(corpus["validation"], folder)
     pairs = StreamedPairs(corpus["train"]) if options.streaming else corpus["train"]
     cut = {"pairs_per_shard": options.pairs_per_shard, "part": options.part, "parts": options.parts}
-    written = write_shards(pairs, tokenizer, folder, **cut)
-    total = len(shards_of_part(len(pairs), **cut))
-    for _ in tqdm(written, total=total, desc="Tokenizing", unit="shard"):
-        pass
+    size = options.pairs_per_shard
+    total = sum(min(size, len(pairs) - n * size) for n in shards_of_part(len(pairs), **cut))
+    with tqdm(total=total, desc="Tokenizing", unit="pair") as bar:
+        for rows in write_shards(pairs, tokenizer, folder, **cut):
+            bar.update(len(rows))
     prepared = read_prepared(folder)
     missing = sum(not prepared.path(folder, n).is_file() for n in range(prepared.shards))
     logger.info(

@@ -20,6 +20,7 @@ from datasets import Dataset
 from huggingface_hub import ModelCard
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.cpus import keep_compiled_products
@@ -50,6 +51,7 @@ from .regularization import DropoutOrder, SubwordDropout, rdrop_outputs, simcut_
 logger = MainProcessLogger(logging.getLogger(__name__), {})
 
 SAMPLES, LONGEST_SAMPLE = 3, 200  # translations in the log of each validation, their characters
+SILENT_SECONDS = 3  # of a validation, before it shows its progress
 
 
 def prepare(recipe: Recipe) -> "TranslationTask":
@@ -448,10 +450,21 @@ def validation_translations(
     """
     rows = range(accelerator.process_index, len(pairs), accelerator.num_processes)
     sentences = map(Sentence, pairs.select(rows)["source"][:], count(1))
-    texts = SentenceDecoder(tokenizer).results(
-        sentences, lambda rows, _: [text for text, _ in generated_texts(model, tokenizer, rows)]
-    )
-    parts = gather_object(list(zip(rows, texts, strict=True)))
+    with tqdm(
+        total=len(rows),
+        desc="Validating",
+        unit="sent",
+        leave=False,
+        delay=SILENT_SECONDS,
+        disable=not accelerator.is_main_process,
+    ) as bar:
+        texts = SentenceDecoder(tokenizer).results(
+            sentences,
+            lambda rows, _: [text for text, _ in generated_texts(model, tokenizer, rows)],
+            progress=bar.update,
+        )
+        found = list(zip(rows, texts, strict=True))
+    parts = gather_object(found)
     return [text for _, text in sorted(parts)]
 
 

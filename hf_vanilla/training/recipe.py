@@ -284,6 +284,10 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     # data chosen beside a file replaces all options of the file that describe data
     if noted(classes[1], "chooses_data") & given.keys():
         of_data = {name for kind in classes for name in noted(kind, "of_data")}
+        if left := sorted(values.keys() & of_data - given.keys()):
+            logger.warning_once(
+                f"the data given replace all data of the recipe; left out: {', '.join(left)}"
+            )
         values = {name: value for name, value in values.items() if name not in of_data}
     _lower_rate(values, given)
     values = merged(values, given, MERGED)

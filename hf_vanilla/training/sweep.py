@@ -421,7 +421,8 @@ def _train_and_test(run: SweepRun, sweep: Sweep, children: Children) -> bool:
         for command in commands:
             status = children.run(command, log)
             if status:
-                what = "stopped" if status == TERMINATED_STATUS else "failed"
+                is_ended = status in (TERMINATED_STATUS, -signal.SIGTERM)  # by itself, or at once
+                what = "stopped" if is_ended else "failed"
                 logger.warning("%s, seed %d: %s; see %s", run.name, run.seed, what, run.log)
                 return False
     if record is None:

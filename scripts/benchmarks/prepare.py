@@ -53,11 +53,10 @@ def _tokenizing(options: BenchmarkOptions) -> str:
     pairs = Dataset.from_list(texts).select(np.arange(options.stored) % TEXTS)
     _, tokenizer = load_translator(demo_model())
     began = time.process_time()
-    shards = list(write_shards(pairs, tokenizer, folder, pairs_per_shard=200_000))
+    parts = list(write_shards(pairs, tokenizer, folder, pairs_per_shard=200_000))
     spent = time.process_time() - began
-    return (
-        f"{len(shards)} shards in {spent:.1f} s: {options.stored / spent:,.0f} pairs per CPU second"
-    )
+    count = sum(map(len, parts))
+    return f"{count:,} pairs in {spent:.1f} s: {count / spent:,.0f} pairs per CPU second"
 
 
 def _reading(options: BenchmarkOptions, count: int) -> str:

@@ -42,11 +42,14 @@ def continued(folder, files, trained, *, model=None, **changes):
     return replace(recipe, model=model or {})
 
 
-def test_the_run_starts_with_weights_and_decoding_of_the_model(files, trained, tmp_path):
+def test_the_run_starts_with_weights_and_decoding_of_the_model(files, trained, tmp_path, caplog):
     fields = {"dropout": 0.25, "label_smoothing": 0.0}
     decoding = {"num_beams": 2}
     recipe = continued(tmp_path / "run", files, trained, model=fields, decoding=decoding)
-    task = prepare(recipe)
+    with caplog.at_level("INFO"):
+        task = prepare(recipe)
+    assert "reading the corpus" in caplog.text
+    assert "learning the vocabulary" not in caplog.text
     model, expected = task.model(), AutoModelForSeq2SeqLM.from_pretrained(trained)
     torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=0, atol=0)
     assert task.data.tokenizer.get_vocab() == AutoTokenizer.from_pretrained(trained).get_vocab()

@@ -34,12 +34,16 @@ def test_the_validation_nll_is_that_of_a_hand_computation(trained, trained_run, 
     assert logged["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
 
 
-def test_the_translations_are_those_of_every_pair_in_its_order(trained, fresh_accelerator):
+def test_the_translations_are_those_of_every_pair_in_its_order(
+    trained, fresh_accelerator, monkeypatch, capsys
+):
+    monkeypatch.setattr("hf_vanilla.text.task.SILENT_SECONDS", 0)
     model, tokenizer = trained
     pairs = small_run.digit_pairs()[small_run.TRAIN :]
     rows = Dataset.from_list([{"source": source, "target": target} for source, target in pairs])
     sources, _ = zip(*pairs, strict=True)
     found = validation_translations(Accelerator(cpu=True), model, tokenizer, rows)
+    assert f"0/{len(pairs)}" in capsys.readouterr().err  # a validation may take minutes
     assert found == translate(model, tokenizer, sources)
 
 

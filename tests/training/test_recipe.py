@@ -266,11 +266,12 @@ def test_a_set_on_the_command_line_takes_the_place_of_files(write):
     assert (recipe.train_files, recipe.validation_files) == (None, None)
 
 
-def test_training_files_on_the_command_line_do_not_keep_the_files_validation(write):
+def test_training_files_on_the_command_line_do_not_keep_the_files_validation(write, caplog):
     chosen = ["--train_source", "c.en", "--train_target", "c.de"]
     recipe = read_recipe([*write(yaml.safe_dump(FILES)), *chosen]).data
     assert recipe.train_files == ("c.en", "c.de")
     assert recipe.validation_files is None
+    assert "left out: validation_source, validation_target" in caplog.text
 
 
 def test_other_validation_files_keep_the_files_training_data(write):

@@ -295,6 +295,19 @@ def test_a_sigterm_ends_the_sweep_and_its_run_with_a_checkpoint(corpus_files, tm
         pass
 
 
+@pytest.mark.parametrize(
+    ("status", "told"), [(143, "stopped"), (-signal.SIGTERM, "stopped"), (1, "failed")]
+)
+def test_a_run_ended_by_a_sigterm_is_stopped_and_not_failed(
+    status, told, corpus_files, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(sweep.Children, "run", lambda *_: status)  # -15 where nothing handles it
+    path = write_sweep(tmp_path, corpus_files, runs={"only": {}}, seeds=[0])
+    with pytest.raises(ValueError, match="runs failed"):
+        run_sweep((path, SweepOptions(processes=1)))
+    assert f"only, seed 0: {told}" in caplog.text
+
+
 @pytest.mark.parametrize("read", [sweep.read_sweep_command, comparison.read_comparison])
 def test_both_commands_need_one_file(read):
     assert read(["a.yaml"])[0] == Path("a.yaml")
