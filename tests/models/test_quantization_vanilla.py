@@ -401,6 +401,18 @@ def test_int8_weights_elsewhere_than_on_a_cpu_are_refused(tmp_path):
         layer(torch.ones(1, 5))
 
 
+def test_int8_weights_on_the_disk_are_refused_also_if_dequantized(tmp_path):
+    quantize(VanillaForConditionalGeneration(VanillaConfig(**SMALL))).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["dequantize"] = True
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    places = {"model.encoder": "cpu", "model.shared": "cpu", "model.decoder": "disk"}
+    with pytest.raises(ValueError, match="cannot stay on the disk: load the model without it"):
+        AutoModelForSeq2SeqLM.from_pretrained(
+            tmp_path, device_map=places | {"lm_head": "cpu"}, offload_folder=tmp_path / "offload"
+        )
+
+
 def test_weights_of_a_newer_format_are_refused(tmp_path):
     quantize(VanillaForConditionalGeneration(VanillaConfig(**SMALL))).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
