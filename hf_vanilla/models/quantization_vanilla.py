@@ -384,15 +384,20 @@ class VanillaInt8Quantizer(HfQuantizer):
     requires_calibration = False
 
     def validate_environment(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse other devices than a CPU.
+        """Refuse other devices than a CPU, and for weights to be dequantized the disk.
 
         Raises:
             ValueError: `device_map` names one.
         """
-        if self.quantization_config.dequantize:
-            return
         devices = kwargs.get("device_map")
         named = devices.values() if isinstance(devices, dict) else [devices]
+        if self.quantization_config.dequantize:
+            if "disk" in named:
+                raise ValueError(
+                    f"device_map={devices!r}: int8 weights cannot stay on the disk: load the "
+                    "model without it, save it, and load that folder of float weights"
+                )
+            return
         # "auto" is a CPU on a machine without a GPU; on others the first product refuses
         if any(str(device) not in ("None", "cpu", "cpu:0", "auto") for device in named):
             raise ValueError(

@@ -9,7 +9,12 @@ import torch
 from lively import lively_model, sources
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    MarianConfig,
+    MarianMTModel,
+)
 
 from hf_vanilla import (
     VanillaConfig,
@@ -399,6 +404,27 @@ def test_int8_weights_elsewhere_than_on_a_cpu_are_refused(tmp_path):
     layer = QuantizedLinear(5, 3, bias=False).to("meta")
     with pytest.raises(ValueError, match="'meta', but only a CPU computes with them"):
         layer(torch.ones(1, 5))
+
+
+def test_int8_weights_on_the_disk_are_refused_also_if_dequantized(tmp_path):
+    quantize(VanillaForConditionalGeneration(VanillaConfig(**SMALL))).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["dequantize"] = True
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    places = {"model.encoder": "cpu", "model.shared": "cpu", "model.decoder": "disk"}
+    with pytest.raises(ValueError, match="cannot stay on the disk: load the model without it"):
+        AutoModelForSeq2SeqLM.from_pretrained(
+            tmp_path, device_map=places | {"lm_head": "cpu"}, offload_folder=tmp_path / "offload"
+        )
+
+
+def test_a_head_that_int8_weights_lack_is_new(tmp_path):
+    quantize(VanillaForConditionalGeneration(VanillaConfig(**SMALL))).save_pretrained(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=30)
+    head = model.classifier
+    weight = head.weight * head.weight_scale.unsqueeze(1)
+    assert weight.std() == pytest.approx((2 / sum(weight.shape)) ** 0.5, rel=0.1)
+    assert not head.bias.any()
 
 
 def test_weights_of_a_newer_format_are_refused(tmp_path):
