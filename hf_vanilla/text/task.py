@@ -20,7 +20,6 @@ from datasets import Dataset
 from huggingface_hub import ModelCard
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.cpus import keep_compiled_products
@@ -36,6 +35,7 @@ from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.hub.card import languages_of
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.options import progress_bar
 from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, Validation, Work
@@ -51,7 +51,6 @@ from .regularization import DropoutOrder, SubwordDropout, rdrop_outputs, simcut_
 logger = MainProcessLogger(logging.getLogger(__name__), {})
 
 SAMPLES, LONGEST_SAMPLE = 3, 200  # translations in the log of each validation, their characters
-SILENT_SECONDS = 3  # of a validation, before it shows its progress
 
 
 def prepare(recipe: Recipe) -> "TranslationTask":
@@ -450,14 +449,8 @@ def validation_translations(
     """
     rows = range(accelerator.process_index, len(pairs), accelerator.num_processes)
     sentences = map(Sentence, pairs.select(rows)["source"][:], count(1))
-    with tqdm(
-        total=len(rows),
-        desc="Validating",
-        unit="sent",
-        leave=False,
-        delay=SILENT_SECONDS,
-        disable=not accelerator.is_main_process,
-    ) as bar:
+    is_hidden = not accelerator.is_main_process
+    with progress_bar(text="Validating", unit="sent", total=len(rows), is_hidden=is_hidden) as bar:
         texts = SentenceDecoder(tokenizer).results(
             sentences,
             lambda rows, _: [text for text, _ in generated_texts(model, tokenizer, rows)],

@@ -37,7 +37,7 @@ def test_the_validation_nll_is_that_of_a_hand_computation(trained, trained_run, 
 def test_the_translations_are_those_of_every_pair_in_its_order(
     trained, fresh_accelerator, monkeypatch, capsys
 ):
-    monkeypatch.setattr("hf_vanilla.text.task.SILENT_SECONDS", 0)
+    monkeypatch.setattr("hf_vanilla.options.PROGRESS_AFTER", 0)
     model, tokenizer = trained
     pairs = small_run.digit_pairs()[small_run.TRAIN :]
     rows = Dataset.from_list([{"source": source, "target": target} for source, target in pairs])

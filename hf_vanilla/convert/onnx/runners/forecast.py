@@ -1,7 +1,7 @@
 """Forecast agents with ONNX Runtime; needs numpy and onnxruntime, nothing else.
 
 python forecast.py [FRAMES_PER_STEP] < tracks.csv > futures.csv
-forecast.Forecaster("FOLDER").predict(past, is_observed)
+forecast.Forecaster("FOLDER").predict(past, is_observed): A agents, M modes
 tracks.csv: columns frame, agent, x, y; each future starts at the agent's last frame.
 """
 
@@ -29,7 +29,7 @@ class Forecaster:
     def predict(self, past: np.ndarray, is_observed: np.ndarray, lanes: tuple = ()) -> tuple:
         """Futures `(A, M, P, 2)`, probabilities `(A, M)`, falling; all agents are seen at the end.
 
-        A agents, M modes, T steps: positions `(A, T, 2)`, bool `(A, T)`; L lanes: `(L, S, 2)`, bool, kinds `(L,)`.
+        T steps: positions `(A, T, 2)`, bool `(A, T)`; L lanes: `(L, S, 2)`, bool, kinds `(L,)`.
         """
         lanes = lanes or (np.zeros((1, 2, 2)), np.zeros((1, 2), bool), np.zeros(1, int))  # masked
         is_scene = "agent_mask" in self.names
