@@ -20,7 +20,7 @@ from hf_vanilla.data.image_models import label_fields, normalised
 from hf_vanilla.data.images import ImageError
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
-from hf_vanilla.training.processes import sum_over_processes
+from hf_vanilla.training.processes import sum_over_processes, validation_bar
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import (
     Batch,
@@ -166,8 +166,9 @@ class ImageClassificationTask:
         assert reader is not None
         rows = range(accelerator.process_index, len(reader.images), accelerator.num_processes)
         sums = torch.zeros(4, dtype=torch.float64)
-        for first in range(0, len(rows), self.options.images_per_batch):
-            selected = rows[first : first + self.options.images_per_batch]
+        size = self.options.images_per_batch
+        for first in validation_bar(accelerator, range(0, len(rows), size)):
+            selected = rows[first : first + size]
             sums += self._scores(model, reader, list(selected), accelerator.device)
         right, in_five, nats, count = sum_over_processes(accelerator, sums)
         if not count:

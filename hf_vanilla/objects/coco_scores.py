@@ -183,7 +183,7 @@ def score_detector(
         ValueError: there is nothing to score.
         ImageError: an image is unreadable.
     """
-    found = detected_in(images, range(len(images)), detector, batch_size, progress=True)
+    found = detected_in(images, range(len(images)), detector, batch_size)
     return score_detections(found, images)
 
 
@@ -200,7 +200,7 @@ def score_layers(
     layers = model.model.decoder.layers
     while len(layers):
         shorter = Detector(model, detector.processor)
-        found = detected_in(images, range(len(images)), shorter, batch_size, progress=True)
+        found = detected_in(images, range(len(images)), shorter, batch_size)
         kept = [without_overlaps(entry) for entry in found]
         figures = [score_detections(entries, images).figures for entries in (found, kept)]
         scores.append(LayerScores(*(part[name] for part in figures for name in ("AP", "AP50"))))
@@ -214,12 +214,12 @@ def detected_in(
     detector: Detector,
     batch_size: int,
     *,
-    progress: bool = False,
+    is_hidden: bool = False,
 ) -> list[Detections]:
-    """What a detector finds in these rows, so many images at a time."""
+    """What a detector finds in these rows, so many images at a time, with a progress bar."""
     found: list[Detections] = []
     firsts = range(0, len(rows), batch_size)
-    for first in progress_bar(firsts, text="Detecting", unit="batches", is_hidden=not progress):
+    for first in progress_bar(firsts, text="Detecting", unit="batches", is_hidden=is_hidden):
         found += detector.detect(map(images.open, rows[first : first + batch_size]))
     return found
 

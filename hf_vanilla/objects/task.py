@@ -176,7 +176,8 @@ class ObjectDetectionTask:
         assert images is not None
         rows = range(accelerator.process_index, len(images), accelerator.num_processes)
         detector = Detector(model, self.processor)
-        found = detected_in(images, rows, detector, self.options.images_per_batch)
+        size, is_hidden = self.options.images_per_batch, not accelerator.is_main_process
+        found = detected_in(images, rows, detector, size, is_hidden=is_hidden)
         joined = dict(gather_object(list(zip(rows, found, strict=True))))
         scores = score_detections([joined[row] for row in range(len(images))], images)
         values = {name.lower(): scores.figures[name] for name in LOGGED_FIGURES}

@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,7 +35,7 @@ from hf_vanilla.hub.card import languages_of
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import progress_bar
-from hf_vanilla.training.processes import MainProcessLogger
+from hf_vanilla.training.processes import MainProcessLogger, validation_bar
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, Validation, Work
 
@@ -426,7 +425,7 @@ def validation_nll(
     ).batches(0)[accelerator.process_index :: accelerator.num_processes]
     total = torch.zeros((), device=accelerator.device)
     tables = pairs.rows.with_format("arrow")
-    for rows in batches:
+    for rows in validation_bar(accelerator, batches):
         batch = collate(tables[rows])
         on_device = {name: ids.to(accelerator.device) for name, ids in batch.items()}
         total += model(**on_device, num_items_in_batch=1).loss
@@ -448,7 +447,7 @@ def validation_translations(
         pairs: rows of `source` and `target`.
     """
     rows = range(accelerator.process_index, len(pairs), accelerator.num_processes)
-    sentences = map(Sentence, pairs.select(rows)["source"][:], count(1))
+    sentences = map(Sentence, pairs.select(rows)["source"][:], (row + 1 for row in rows))
     is_hidden = not accelerator.is_main_process
     with progress_bar(text="Validating", unit="sent", total=len(rows), is_hidden=is_hidden) as bar:
         texts = SentenceDecoder(tokenizer).results(

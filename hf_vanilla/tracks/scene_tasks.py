@@ -21,7 +21,7 @@ from hf_vanilla.families import task_entry
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.inputs_vanilla_scene import checked_scenes
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
-from hf_vanilla.training.processes import sum_over_processes
+from hf_vanilla.training.processes import sum_over_processes, validation_bar
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, Validation, micro_batch_size, weights_fingerprint
 
@@ -202,7 +202,8 @@ class SceneTask(TrackTask):
         together = JointSums(modes)
         size = options.scenes_per_batch * options.max_agents
         batches = list(scene_batches(windows.groups, size))
-        for rows in batches[accelerator.process_index :: accelerator.num_processes]:
+        share = batches[accelerator.process_index :: accelerator.num_processes]
+        for rows in validation_bar(accelerator, share):
             add_scenes(single, together, model, windows, rows)
         means: dict[str, float] = {}
         for sums in (single, together):

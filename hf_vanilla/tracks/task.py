@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 import hf_vanilla
 from hf_vanilla.data.batching import RowOrder
 from hf_vanilla.loading import load_model, load_saved
-from hf_vanilla.training.processes import sum_over_processes
+from hf_vanilla.training.processes import sum_over_processes, validation_bar
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import (
     Batch,
@@ -274,9 +274,9 @@ class TrajectoryTask(TrackTask):
         modes = 1 if self.form in ("one", "tf_paper") else config.num_modes
         has_spreads = self.form == "density"
         sums = TrackSums(modes, largest_step=config.largest_step, has_spreads=has_spreads)
-        for first in range(0, len(share), self.options.windows_per_batch):
-            rows = share[first : first + self.options.windows_per_batch]
-            add_windows(sums, model, windows, rows)
+        size = self.options.windows_per_batch
+        for first in validation_bar(accelerator, range(0, len(share), size)):
+            add_windows(sums, model, windows, share[first : first + size])
         means = sums.means(sum_over_processes(accelerator, sums.sums))
         single = {"single_ade": means["single_ADE"]} if modes > 1 else {}  # only logged
         return self.validated(means, modes, ade=means["minADE1"], fde=means["minFDE1"], **single)

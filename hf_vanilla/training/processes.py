@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import warnings
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hf_vanilla.models.onednn_vanilla import can_multiply, float_product, multiplies_bfloat16
+from hf_vanilla.options import progress_bar
 
 from .options import TrainRecipe
 
@@ -180,6 +182,12 @@ def sum_over_processes(accelerator: Accelerator, sums: Tensor) -> Tensor:
     """Sums of all processes, in float64; in float32 on Apple's GPUs, which have no float64."""
     dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
     return accelerator.reduce(sums.to(accelerator.device, dtype))
+
+
+def validation_bar(accelerator: Accelerator, items: Sequence[Any]) -> Any:
+    """A progress bar of the main process over its share of a validation."""
+    is_hidden = not accelerator.is_main_process
+    return progress_bar(items, text="Validating", unit="batches", is_hidden=is_hidden)
 
 
 def average_running_statistics(model: nn.Module, accelerator: Accelerator) -> None:
