@@ -77,7 +77,7 @@ class ImageScores:
             f"({CALIBRATION_BINS} bins)",
         ]
         if self.unreadable:
-            lines.append(f"{self.unreadable:,} images were unreadable and are not counted")
+            lines.append(f"unreadable images, which are not counted: {self.unreadable:,}")
         shown = [entry for entry in self.by_class if entry[2]][:SHOWN_CLASSES]
         width = max(len(name) for name, _, _ in shown)
         lines += [

@@ -141,7 +141,7 @@ def _problems(
     ]
     if empty := [name for name, count in by_class if not count]:
         lines.append(
-            f"{len(empty)} classes have no object ({', '.join(empty[:SHOWN])}): remove them or "
+            f"classes without an object: {len(empty)} ({', '.join(empty[:SHOWN])}); remove them or "
             "check the export"
         )
     if hint := box_form_hint(images):

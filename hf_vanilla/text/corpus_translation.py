@@ -98,7 +98,7 @@ class CorpusReport:
     failed: int
 
     def __str__(self) -> str:
-        failed = f"; {self.failed:,} lines failed, see *.failed" if self.failed else ""
+        failed = f"; failed lines: {self.failed:,}, see *.failed" if self.failed else ""
         return (
             f"{self.output}: {self.lines:,} lines in {self.shards:,} shards, "
             f"{self.done_before:,} done before, {self.redone:,} redone{failed}"

@@ -47,7 +47,7 @@ def test_a_folder_is_scored_without_its_unreadable_images(tmp_path):
     scores = score_classifier(classifier, images, batch_size=2)
     assert scores.images == 5
     assert scores.unreadable == 1
-    assert "1 images were unreadable" in str(scores)
+    assert "unreadable images, which are not counted: 1" in str(scores)
     with pytest.raises(ValueError, match=r"1\.png is empty"):
         score_classifier(classifier, images, stop_at_unreadable=True)
     with pytest.raises(ValueError, match="no images to score"):

@@ -355,7 +355,7 @@ def test_the_report_names_every_kind_of_problem():
         "reach more than a pixel outside",
         "without area",
         "two boxes of one class",
-        "1 classes have no object (b)",
+        "classes without an object: 1 (b)",
     ):
         assert problem in told
     assert "at most 6 in one image" in told
