@@ -18,6 +18,7 @@ from transformers import AutoModelForObjectDetection
 from transformers.image_transforms import center_to_corners_format
 
 from hf_vanilla.data.image_models import (
+    STDIN,
     FileResult,
     ImageFilesOptions,
     ImageRequest,
@@ -245,7 +246,15 @@ class CocoIds:
         for name in (path, *("/".join(parts[first:]) for first in range(len(parts)))):
             if name in self.images:
                 return self.images[name]
-        raise ValueError(f"{path} is not among the {len(self.images)} images of the annotations")
+        raise ValueError(
+            f"{path} is not among the {len(self.images)} images of the annotations: leave it out"
+        )
+
+    def checked(self, paths: list[str]) -> Iterator[str]:
+        """The same paths, of which each has an id."""
+        for path in paths:
+            self.image_id(path)
+        return iter(paths)
 
 
 read_detection = partial(read_image_request, DetectOptions)
@@ -266,7 +275,10 @@ def detect_files(request: ImageRequest) -> None:
     lowest = options.threshold
     if lowest is None:
         lowest = 0.0 if options.format == "coco" else 0.5
-    results = detector.detect_files(image_paths(request.paths), batch_size=options.batch_size)
+    paths = image_paths(request.paths)
+    if STDIN not in request.paths:
+        paths = ids.checked(list(paths))
+    results = detector.detect_files(paths, batch_size=options.batch_size)
     unreadable: list[str] = []
     passing: Iterator[FileResult[Detections]] = (
         result if result.result is None else replace(result, result=result.result.above(lowest))

@@ -119,6 +119,15 @@ def test_coco_results_carry_the_ids_of_the_annotations(folder, capsys, tmp_path)
     assert {entry["category_id"] for entry in results} <= {3, 18}
 
 
+def test_an_image_without_an_id_ends_before_the_work(folder, capsys, tmp_path, monkeypatch):
+    tiny_detector(folder / "model", names=("car", "dog"))
+    annotations = write_coco(tmp_path / "coco")
+    Image.new("RGB", (9, 9)).save(tmp_path / "coco" / "z.png")
+    monkeypatch.setattr("hf_vanilla.objects.detector.Detector.detect", None)  # any detection fails
+    with pytest.raises(ValueError, match=r"z\.png is not among .*: leave it out"):
+        detect(folder, capsys, tmp_path / "coco", "--format", "coco", "--annotations", annotations)
+
+
 def test_labels_without_a_category_are_left_out_with_a_warning(folder, capsys, tmp_path, caplog):
     annotations = write_coco(tmp_path / "coco")
     arguments = (tmp_path / "coco" / "a.png", "--format", "coco", "--annotations", annotations)
