@@ -53,8 +53,8 @@ def few_shapes(tmp_path):
     budget = {"tokens_per_step": 120, "tokens_per_batch": 60, "max_length": 60}
 
     def make(files, **changes):
-        recipe = small_run.recipe(tmp_path, files, length_buckets=3, **budget, **changes)
-        return prepare(recipe)
+        options = {"length_buckets": 3, **budget, **changes}
+        return prepare(small_run.recipe(tmp_path, files, **options))
 
     return make
 
@@ -89,6 +89,15 @@ def test_the_batches_of_a_mixture_in_buckets_have_few_shapes_and_pairs_of_one_co
         assert not (~has_labels).any() or (batch["input_ids"][~has_labels] == 0).all()
     assert len(shapes) <= 3
     assert 140 < sum(seen) < 160  # three quarters of them
+
+
+def test_training_in_bf16_on_a_cpu_is_told_of_buckets(corpus_files, few_shapes, caplog):
+    caplog.set_level("INFO")
+    for changes in ({"length_buckets": None}, {"mixed_precision": "bf16"}):
+        few_shapes(corpus_files, **changes)
+    assert "length_buckets" not in caplog.text
+    few_shapes(corpus_files, length_buckets=None, mixed_precision="bf16")
+    assert "with length_buckets=24 there are few" in caplog.text
 
 
 def test_buckets_that_cannot_be_are_refused(corpus_files, tmp_path):
