@@ -35,7 +35,6 @@ from hf_vanilla.hub.card import languages_of
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import progress_bar
-from hf_vanilla.training.options import TrainRecipe
 from hf_vanilla.training.processes import MainProcessLogger, chosen_precision, validation_bar
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, Validation, Work
@@ -78,20 +77,17 @@ def prepare(recipe: Recipe) -> "TranslationTask":
     if data.firsts is not None and any(corpus.is_noisy for corpus in options.corpora):
         noise = SourceNoise(options.corpora, data.firsts, tokenizer, max_length=options.max_length)
     widths: tuple[int, ...] = ()
+    is_compiled = chosen_precision(recipe.train) == "bf16" and not torch.cuda.is_available()
     if options.length_buckets is not None:
         longest = np.maximum(data.train.source_lengths, data.train.target_lengths)
         widths = bucket_widths(longest, options.length_buckets)
         keep_compiled_products(os.environ, len(widths))
-    elif dropout is None and noise is None and _compiles_products(recipe.train):
+    elif is_compiled and dropout is None and noise is None:
         logger.info(
             "bf16 on a CPU: products are compiled for each shape of a batch; with "
             "length_buckets=24 there are few, and a small model trains up to 1.5 times as fast"
         )
     return TranslationTask(recipe, data, rows, collate, dropout, noise, initial, widths)
-
-
-def _compiles_products(options: TrainRecipe) -> bool:
-    return chosen_precision(options) == "bf16" and not torch.cuda.is_available()
 
 
 @dataclass(frozen=True)
