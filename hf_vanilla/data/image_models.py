@@ -297,7 +297,8 @@ def reported(
             if request.options.stop_at_unreadable:
                 raise ImageError(result.error)
             unreadable.append(result.name)
-            bar.clear()
+            if not bar.disable and bar.last_print_t > bar.start_t:  # it is shown
+                bar.clear()
             logger.warning("%s", result.error)
         yield result
     if not count and STDIN not in request.paths:
