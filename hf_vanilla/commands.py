@@ -335,10 +335,24 @@ def _open_standard_streams() -> None:
         sys.stdout.reconfigure(encoding="utf-8")
 
 
+class LinesAboveBars(logging.StreamHandler):
+    """Writes to stderr, on a terminal above the progress bars instead of behind them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        if self.stream is None or not self.stream.isatty():
+            super().emit(record)
+            return
+        from tqdm import tqdm  # here, since `--help` needs none
+
+        with tqdm.external_write_mode(file=self.stream):
+            super().emit(record)
+
+
 def _set_up_logging() -> None:
     from transformers.utils.logging import disable_progress_bar
 
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[LinesAboveBars()])
     logging.getLogger("hf_vanilla").setLevel(logging.INFO)
     # it warns at every checkpoint that tied weights are stored once, which is intended
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import io
 import logging
 import os
 import runpy
@@ -10,10 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 import hf_vanilla
 from hf_vanilla import commands
-from hf_vanilla.commands import COMMANDS, Command, main, overview, run_command
+from hf_vanilla.commands import COMMANDS, Command, LinesAboveBars, main, overview, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = [
@@ -342,3 +344,28 @@ def test_python_m_translates_stdin_without_the_libraries_of_datasets(trained_run
         cwd=ROOT,
     )
     assert (done.returncode, done.stdout) == (0, "eins zwei\n[]\n"), done.stderr
+
+
+# --- messages beside progress bars -------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal, or not."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: is_terminal
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_message_does_not_stand_behind_a_progress_bar(is_terminal):
+    stream = Terminal(is_terminal)
+    record = logging.LogRecord("name", logging.WARNING, "", 0, "line 7 is empty", None, None)
+    with tqdm(total=9, file=stream) as bar:
+        bar.update(3)
+        bar.refresh()
+        handler = LinesAboveBars(stream)
+        handler.emit(record)
+        lines = stream.getvalue().split("\r")
+    told = [line for line in lines if "line 7 is empty" in line]
+    assert told == ["line 7 is empty\n"] if is_terminal else told[0].startswith(" 33%")

@@ -290,15 +290,12 @@ def reported(
     """
     count = 0
     is_listed = request.options.output is None and sys.stdout.isatty()  # lines are shown instead
-    bar = progress_bar(results, text="Reading", unit="images", is_hidden=is_listed)
-    for result in bar:
+    for result in progress_bar(results, text="Reading", unit="images", is_hidden=is_listed):
         count += 1
         if result.error is not None:
             if request.options.stop_at_unreadable:
                 raise ImageError(result.error)
             unreadable.append(result.name)
-            if not bar.disable and bar.last_print_t > bar.start_t:  # it is shown
-                bar.clear()
             logger.warning("%s", result.error)
         yield result
     if not count and STDIN not in request.paths:

@@ -99,14 +99,6 @@ def test_long_work_shows_its_progress(capsys, folder, images, tmp_path, monkeypa
     assert "batches/s]" in capsys.readouterr().err
 
 
-def test_warnings_before_the_bar_is_shown_are_plain_lines(capsys, folder, images, tmp_path):
-    (images / "damaged.png").write_bytes(b"not an image")
-    arguments = ["--model", str(folder), str(images), "--output", str(tmp_path / "out.csv")]
-    with pytest.raises(ValueError, match=r"damaged\.png"):
-        classify_files(read_classification(arguments))
-    assert "\r\r" not in capsys.readouterr().err
-
-
 def test_a_folder_without_images_is_an_error_and_leaves_no_output(capsys, folder, tmp_path):
     (tmp_path / "scans").mkdir()
     (tmp_path / "scans" / "page.pdf").write_bytes(b"%PDF")
