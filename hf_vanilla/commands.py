@@ -336,7 +336,7 @@ def _open_standard_streams() -> None:
 
 
 class LinesAboveBars(logging.StreamHandler):
-    """Writes to stderr, on a terminal above the progress bars instead of behind them."""
+    """Writes log lines; on a terminal, above the progress bars instead of in their lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""

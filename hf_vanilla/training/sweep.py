@@ -421,7 +421,8 @@ def _train_and_test(run: SweepRun, sweep: Sweep, children: Children) -> bool:
         for command in commands:
             status = children.run(command, log)
             if status:
-                is_ended = status in (TERMINATED_STATUS, -signal.SIGTERM)  # by itself, or at once
+                # a command that has just started does not handle SIGTERM yet
+                is_ended = status in (TERMINATED_STATUS, -signal.SIGTERM)
                 what = "stopped" if is_ended else "failed"
                 logger.warning("%s, seed %d: %s; see %s", run.name, run.seed, what, run.log)
                 return False

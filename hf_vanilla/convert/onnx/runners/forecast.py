@@ -1,7 +1,7 @@
 """Forecast agents with ONNX Runtime; needs numpy and onnxruntime, nothing else.
 
 python forecast.py [FRAMES_PER_STEP] < tracks.csv > futures.csv
-forecast.Forecaster("FOLDER").predict(past, is_observed): A agents, M modes
+forecast.Forecaster("FOLDER").predict(past, is_observed)  # A agents, M modes
 tracks.csv: columns frame, agent, x, y; each future starts at the agent's last frame.
 """
 
@@ -67,7 +67,7 @@ if __name__ == "__main__":
             raise ValueError("needed: 1 frame per step or more, and rows of finite positions")
     except (TypeError, ValueError, csv.Error) as error:
         sys.exit(f"error: line {rows.line_num}: {type(error).__name__}: {error}")
-    last = dict.fromkeys((agent for agent, _ in seen), 0) | dict(sorted(seen))  # their frames
+    last = dict.fromkeys((agent for agent, _ in seen), 0) | dict(sorted(seen))  # frame of each
     for end in sorted({*last.values()}):
         agents = [a for a in last if (a, end) in seen]  # the others at this frame are read too
         frames = end + stride * np.arange(1 - forecaster.observed_steps, 1)
