@@ -61,6 +61,7 @@ class ImageClassificationTask:
     items: ClassVar[str] = "images"
     counted: ClassVar[tuple[str, ...]] = ("images",)
     shown_count: ClassVar[str] = "images"
+    has_few_shapes: ClassVar[bool] = True
 
     @property
     def options(self) -> ImageDataOptions:

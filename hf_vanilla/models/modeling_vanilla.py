@@ -30,7 +30,6 @@ from .generation_vanilla import (
     sentence_limits,
     with_settings,
 )
-from .loss_vanilla import training_loss
 from .stacks_vanilla import (
     VanillaDecoder,
     VanillaEncoder,
@@ -209,7 +208,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            loss = training_loss(
+            loss = self.training_loss(
                 self.config,
                 logits,
                 labels,

@@ -20,7 +20,6 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla import VanillaConfig
 from .kernels_vanilla import VanillaDropout
-from .loss_vanilla import training_loss
 from .stacks_vanilla import (
     VanillaDecoder,
     VanillaEncoder,
@@ -267,7 +266,7 @@ class VanillaForCausalLM(VanillaTextPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             is_aligned = shift_labels is not None
-            loss = training_loss(
+            loss = self.training_loss(
                 self.config,
                 logits if is_aligned else logits[:, :-1],
                 shift_labels if is_aligned else labels[:, 1:],

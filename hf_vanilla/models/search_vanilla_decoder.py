@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask
 
+from .kernels_vanilla import StepGraph
 from .positions_vanilla import SinusoidalPositions
 from .pretrained_vanilla import VanillaPreTrainedModel
 
@@ -167,38 +168,6 @@ class BeamCache(EncoderDecoderCache):
         return EncoderDecoderCache(own, of_source)
 
 
-class StepGraph:
-    """A step of the decoder as one CUDA graph: the host launches it, not each of its operators.
-
-    Args:
-        step: logits of the newest tokens and their position; it was called with these shapes before
-            and writes to arrays that stay where they are.
-        tokens: `(b, n)` int64.
-        position: `(D,)` or `(1, D)`.
-    """
-
-    def __init__(self, step: Callable, tokens: Tensor, position: Tensor) -> None:
-        self.tokens, self.position = tokens.clone(), position.clone()
-        self.graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(tokens.device)
-        present = torch.cuda.current_stream(tokens.device)
-        stream.wait_stream(present)
-        with torch.cuda.stream(stream):  # other threads may use the GPU
-            self.graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                self.logits = step(self.tokens, self.position)
-            finally:  # also after an error, so that the process can go on
-                self.graph.capture_end()
-        present.wait_stream(stream)
-
-    def __call__(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Logits of other tokens at another position."""
-        self.tokens.copy_(tokens)
-        self.position.copy_(position)
-        self.graph.replay()
-        return self.logits.clone()  # the next step writes to the same array
-
-
 def can_capture(model: VanillaPreTrainedModel, states: Tensor) -> bool:
     """Whether steps of the search can be CUDA graphs.
 
@@ -291,9 +260,11 @@ class SearchDecoder:
         position = self._position(self.like)
         if self.is_steady and self.graph is None:
             self.graph = StepGraph(self._step, input_ids, position)
-        logits = (self.graph or self._step)(input_ids, position)
-        if self.graph is not None:  # the layers did not see the step
-            for each in self.cache.self_attention_cache.layers:
+        if self.graph is None:
+            logits = self._step(input_ids, position)
+        else:
+            logits = self.graph(input_ids, position).clone()
+            for each in self.cache.self_attention_cache.layers:  # they did not see the step
                 each.slots = self.slots
         self.is_steady = self.is_captured
         self.length += 1

@@ -6,6 +6,7 @@ Shapes: B batch, S source or keys, T target or queries, L any length, D `d_model
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from .attention_vanilla import padding_mask
 from .configuration_vanilla import VanillaConfig
 from .kernels_vanilla import VanillaDropout, VanillaLayerNorm, in_autocast_bfloat16
 from .layers_vanilla import DECODER_RECORDS, ENCODER_RECORDS, decoder_layers, encoder_layers
+from .loss_vanilla import training_loss
 from .positions_vanilla import LearnedPositions, SinusoidalPositions
 from .pretrained_vanilla import VanillaPreTrainedModel
 
@@ -63,6 +65,7 @@ class VanillaTextPreTrainedModel(VanillaPreTrainedModel):
     """Base class of the models with token embeddings: their config, and how tables are resized."""
 
     config_class = VanillaConfig
+    training_loss: Callable = staticmethod(training_loss)  # a training may compile it
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save as transformers does; beside saved code, the code of int8 weights if it has them."""

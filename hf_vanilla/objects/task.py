@@ -83,6 +83,7 @@ class ObjectDetectionTask:
     items: ClassVar[str] = "images"
     counted: ClassVar[tuple[str, ...]] = ("objects", "images")
     shown_count: ClassVar[str] = "images"
+    has_few_shapes: ClassVar[bool] = False
 
     @property
     def options(self) -> DetectionData:

@@ -110,8 +110,8 @@ class TranslationDataOptions(PairOptions):
     )
     length_buckets: int | None = option(
         None,
-        "pad batches to so few shapes, such as 24, for products or steps that are compiled; "
-        "default: any number",
+        "pad batches to so few shapes, such as 24, which makes training faster: on a GPU, each is "
+        "one CUDA graph; on a CPU, bf16 compiles less; default: any number",
         at_least=2,
     )
     rdrop_alpha: float = option(

@@ -54,6 +54,7 @@ class TrackTask:
     tracks: TrackData
     form_option: ClassVar[str] = "form"
     shown_count: ClassVar[str] = ""
+    has_few_shapes: ClassVar[bool] = False
 
     @property
     def options(self) -> Any:
@@ -228,6 +229,7 @@ class TrajectoryTask(TrackTask):
 
     items: ClassVar[str] = "windows"
     counted: ClassVar[tuple[str, ...]] = ("future_steps",)
+    has_few_shapes: ClassVar[bool] = True
 
     @property
     def micro_batches(self) -> int:

@@ -120,7 +120,7 @@ class TrainRecipe(Options):
         choices=PRECISIONS,
     )
     compile: bool = option(
-        default=False, text="compile the model by torch.compile", may_change=True
+        default=False, text="compile layers and loss by torch.compile", may_change=True
     )
     gradient_checkpointing: bool = option(
         default=False,

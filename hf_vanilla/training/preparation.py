@@ -16,15 +16,17 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object, set_seed
+from accelerate.utils import DistributedType, broadcast_object_list, gather_object, set_seed
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from hf_vanilla.cpus import keep_freed_memory
 from hf_vanilla.families import load_part
 from hf_vanilla.files import PARTIAL, write_files
+from hf_vanilla.models.stacks_vanilla import VanillaTextPreTrainedModel
 from hf_vanilla.options import noted
 from hf_vanilla.plots.curves import RECIPE_FILE
 
@@ -86,6 +88,17 @@ class PreparedRun:
     def output_dir(self) -> Path:
         """Folder of the run."""
         return Path(self.recipe.train.output_dir)
+
+    @property
+    def captures(self) -> bool:
+        """Whether each shape of a micro-batch becomes a CUDA graph: one GPU, and few shapes."""
+        return (
+            self.accelerator.device.type == "cuda"
+            and self.accelerator.distributed_type == DistributedType.NO
+            and self.accelerator.mixed_precision != "fp16"  # which reads whether gradients overflow
+            and self.task.has_few_shapes
+            and not self.options.gradient_checkpointing  # which reads the state of the generator
+        )
 
     @property
     def is_main(self) -> bool:
@@ -231,9 +244,20 @@ def _on_device(
     # accelerate's wrapper would copy the logits of every forward pass to float32
     model = accelerator.unwrap_model(parallel, keep_fp32_wrapper=False)
     if options.compile:
-        # one compiled graph for batches of any size
-        parallel = torch.compile(parallel, dynamic=True)
+        compile_parts(model)
     return model, parallel, optimizer, schedule
+
+
+def compile_parts(model: PreTrainedModel) -> None:
+    """Compile the layers of a model, each class once, and its loss, for batches of any size.
+
+    Compiling it whole would take a multiple of the time for the same operators.
+    """
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.compile(dynamic=True)
+    if isinstance(model, VanillaTextPreTrainedModel):
+        model.training_loss = torch.compile(model.training_loss, dynamic=True)
 
 
 # --- one folder, one run -------------------------------------------------------------------------

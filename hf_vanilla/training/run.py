@@ -27,9 +27,9 @@ from .preparation import PreparedRun, locked, prepare_run
 from .processes import TERMINATED_STATUS, average_running_statistics
 from .recipe import Recipe
 from .train_step import (
+    Gradients,
     StepResult,
     all_finite,
-    forward,
     gradient_sync,
     on_device,
     sum_counts,
@@ -72,7 +72,7 @@ def _train(recipe: Recipe) -> tuple[Path | None, Accelerator]:
     progress = load_progress(run)
     log = MetricsLog(run.accelerator, recipe, run.task, progress)
     started = time.monotonic() - progress.seconds
-    steps = training_steps(run, progress.step)
+    steps, gradients = training_steps(run, progress.step), Gradients(run)
     with _ended(run, log, progress) as signals, closing(steps):
         while not is_over(options, progress):
             step, micro_batches = next(steps)
@@ -84,9 +84,7 @@ def _train(recipe: Recipe) -> tuple[Path | None, Accelerator]:
             result = StepResult(step, rate, totals, {}, numbers)
             for micro_batch in on_device(run, micro_batches):
                 with gradient_sync(run, micro_batch):
-                    losses = forward(run, micro_batch, totals, is_logged=is_logged)
-                    # processes average their gradients, but this loss has the divisor of all
-                    run.accelerator.backward(losses["loss"] * run.accelerator.num_processes)
+                    losses = gradients.add(micro_batch, totals, is_logged=is_logged)
                 result.add(losses)
             update_weights(run)
             progress.step = step

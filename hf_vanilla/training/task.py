@@ -92,6 +92,8 @@ class Task(Protocol):
         micro_batches: how many micro-batches the recipe wants in one step; the engine rounds up to
             a multiple of the number of processes.
         has_validation: whether there is a validation set; without one `validate` is not called.
+        has_few_shapes: whether micro-batches have few shapes and `losses` reads no value of a
+            tensor, so that a GPU may compute each shape as one CUDA graph.
     """
 
     items: str
@@ -99,6 +101,7 @@ class Task(Protocol):
     shown_count: str
     micro_batches: int
     has_validation: bool
+    has_few_shapes: bool
 
     def model(self) -> PreTrainedModel:
         """A new model with its initial weights; its generation config is set where it decodes.

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset
 
+from hf_vanilla.models.kernels_vanilla import StepGraph
+
 from .checkpointing import all_checkpoints
 from .preparation import PreparedRun
 from .task import Batch, Order, Task, Work
@@ -177,14 +179,53 @@ def sum_work(run: PreparedRun, micro_batches: list[MicroBatch]) -> Work:
     return sum(works, Work(0, 0, 0))
 
 
-def forward(
-    run: PreparedRun, micro_batch: MicroBatch, totals: Tensor, *, is_logged: bool
-) -> dict[str, Tensor]:
-    """The task's losses of one micro-batch, which lies on the device."""
-    # dropout depends on the number in the run alone, so a resumed run repeats itself exactly
-    torch.manual_seed(run.options.seed * SEED_STEP + micro_batch.number)
-    with run.accelerator.autocast():
-        return run.task.losses(run.parallel, micro_batch.batch, totals, is_logged=is_logged)
+class Gradients:
+    """Adds the gradients of micro-batches; those of one shape are one CUDA graph, see `captures`.
+
+    The first micro-batch of each shape is computed without: it makes the arrays of the gradients,
+    and libraries prepare themselves. So are all of a shape for whose graph there is no memory.
+    """
+
+    def __init__(self, run: PreparedRun) -> None:
+        self._run = run
+        self._graphs: dict[tuple, StepGraph | None] = {}
+        self._pool = torch.cuda.graph_pool_handle() if run.captures else None
+        self._is_full = False
+
+    def add(self, micro_batch: MicroBatch, totals: Tensor, *, is_logged: bool) -> dict[str, Tensor]:
+        """The task's losses of one micro-batch, which lies on the device; `()`, to be read now."""
+        run, batch = self._run, micro_batch.batch
+        # dropout depends on the number in the run alone, so a resumed run repeats itself exactly
+        torch.manual_seed(run.options.seed * SEED_STEP + micro_batch.number)
+
+        def passes(*inputs: Tensor) -> dict[str, Tensor]:
+            *values, divisors = inputs
+            with run.accelerator.autocast():
+                named = dict(zip(batch, values, strict=True))
+                losses = run.task.losses(run.parallel, named, divisors, is_logged=is_logged)
+            # processes average their gradients, but this loss has the divisor of all
+            run.accelerator.backward(losses["loss"] * run.accelerator.num_processes)
+            return {name: value.detach() for name, value in losses.items()}
+
+        inputs = (*batch.values(), totals)
+        if not run.captures:
+            return passes(*inputs)
+        shapes = (is_logged, *(values.shape for values in inputs))
+        if shapes not in self._graphs:
+            self._graphs[shapes] = None
+            return passes(*inputs)
+        graph = self._graphs[shapes]
+        if graph is None and self._has_room():
+            graph = self._graphs[shapes] = StepGraph(passes, *inputs, pool=self._pool)
+        return passes(*inputs) if graph is None else graph(*inputs)
+
+    def _has_room(self) -> bool:
+        """Whether the GPU has memory for one more graph beside what the first passes need."""
+        if not self._is_full:
+            torch.cuda.empty_cache()  # graphs cannot use what the first passes used
+            free, _ = torch.cuda.mem_get_info()
+            self._is_full = free < 2 * torch.cuda.max_memory_allocated()
+        return not self._is_full
 
 
 def gradient_sync(run: PreparedRun, micro_batch: MicroBatch) -> Any:
@@ -198,7 +239,7 @@ def update_weights(run: PreparedRun) -> None:
         run.accelerator.clip_grad_norm_(run.parallel.parameters(), run.options.max_grad_norm)
     run.optimizer.step()
     run.schedule.step()
-    run.optimizer.zero_grad(set_to_none=True)
+    run.optimizer.zero_grad(set_to_none=not run.captures)  # a graph writes to the same arrays
 
 
 def all_finite(run: PreparedRun) -> bool:

@@ -86,7 +86,8 @@ def measure(run: PreparedRun, model: PreTrainedModel, *, is_final: bool = False)
     """Validate a model; call it on every process."""
     average_running_statistics(model, run.accelerator)
     model = whole_model(model).eval()
-    with run.accelerator.autocast():
+    # layers that are compiled for training would be compiled anew for each step of a search
+    with run.accelerator.autocast(), torch.compiler.set_stance("force_eager"):
         return run.task.validate(model, run.accelerator, is_final=is_final)
 
 

@@ -50,14 +50,16 @@ Engine = Callable[[Batch], list[list[int]]]
 
 PAPER_TOKENS = 100_000 * 25_000  # steps, and tokens of a step (5.1, 5.2)
 SIZES = {"base": (512, 0.1), "big": (1024, 0.3)}  # d_model, dropout
+BF16, GRAPHS = ("--mixed_precision", "bf16"), ("--length_buckets", "24")
 WAYS = {
     "base, float32": ("base", ("--mixed_precision", "no")),
-    "base, bf16": ("base", ("--mixed_precision", "bf16")),
-    "big, bf16": ("big", ("--mixed_precision", "bf16")),
-    "base, bf16, compiled": ("base", ("--mixed_precision", "bf16", "--compile", "true")),
-    "big, bf16, compiled": ("big", ("--mixed_precision", "bf16", "--compile", "true")),
+    "base, bf16": ("base", BF16),
+    "base, bf16, graphs": ("base", (*BF16, *GRAPHS)),
+    "base, bf16, graphs, compiled": ("base", (*BF16, *GRAPHS, "--compile", "true")),
+    "big, bf16": ("big", BF16),
+    "big, bf16, graphs, compiled": ("big", (*BF16, *GRAPHS, "--compile", "true")),
 }
-WARMUP = 20  # steps that are not measured: a GPU's first, and the compiler's
+STEPS, WARMUP = 300, 200  # those that are not measured compile, and capture each shape
 BEAMS = 4
 OURS, MARIAN, CTRANSLATE2 = "hf_vanilla", "MarianMTModel", "CTranslate2"
 # the only values that MarianMTModel can express, and decoding that all engines can do
@@ -190,7 +192,7 @@ def write_corpus(options: GpuOptions, folder: Path) -> None:
 
 def speed(options: GpuOptions, folder: Path, name: str, size: str, given: tuple[str, ...]) -> Facts:
     """Throughput of `train()`: the median of the log after the first steps."""
-    steps, step_tokens = (4, 256) if options.tiny else (100, 25_000)
+    steps, step_tokens = (4, 256) if options.tiny else (STEPS, 25_000)
     warmup = 2 if options.tiny else WARMUP
     width, dropout = (32, 0.1) if options.tiny else SIZES[size]
     values = {

@@ -34,6 +34,19 @@ def test_each_form_gives_the_number_worked_out_by_hand(form):
 
 
 @FORMS
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_what_a_compiler_gets_is_the_same_loss(form, smoothing, monkeypatch):
+    logits, labels = batch()
+    options = {"smoothing": smoothing, "smoothing_type": form, "pad_token_id": 0}
+    found = []
+    for is_compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda is_on=is_compiling: is_on)
+        loss = label_smoothed_loss(logits, labels, **options)
+        found.append((loss.detach(), *torch.autograd.grad(loss, logits)))
+    assert_close(found[1], found[0])
+
+
+@FORMS
 def test_without_smoothing_each_form_is_the_plain_negative_log_likelihood(form):
     loss = label_smoothed_loss(
         WORKED_LOGITS, WORKED_LABEL, smoothing=0, smoothing_type=form, pad_token_id=0

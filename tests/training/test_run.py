@@ -313,14 +313,14 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(corpus_fil
 def test_a_loss_that_is_no_number_stops_with_a_remedy_and_a_whole_checkpoint(
     corpus_files, tmp_path, monkeypatch
 ):
-    forward = training.forward
+    add = training.Gradients.add
 
-    def breaking(run, micro_batch, totals, *, is_logged):
-        losses = forward(run, micro_batch, totals, is_logged=is_logged)
-        is_fifth = micro_batch.number // run.per_step == 4
+    def breaking(gradients, micro_batch, totals, *, is_logged):
+        losses = add(gradients, micro_batch, totals, is_logged=is_logged)
+        is_fifth = micro_batch.number // gradients._run.per_step == 4
         return losses | {"loss": losses["loss"] * (math.nan if is_fifth else 1)}
 
-    monkeypatch.setattr(training, "forward", breaking)
+    monkeypatch.setattr(training.Gradients, "add", breaking)
     with pytest.raises(ValueError, match=r"the loss is nan at step 5, .*lower learning_rate"):
         train(small_run.recipe(tmp_path / "run", corpus_files))
     folders = all_checkpoints(tmp_path / "run")

@@ -14,9 +14,10 @@ from accelerate import Accelerator
 
 from hf_vanilla.files import read_json_lines
 from hf_vanilla.training import run as training
-from hf_vanilla.training.preparation import prepare_run
+from hf_vanilla.training import train_step
+from hf_vanilla.training.preparation import PreparedRun, prepare_run
 from hf_vanilla.training.run import train
-from hf_vanilla.training.train_step import _Batches, forward, sum_counts, training_steps
+from hf_vanilla.training.train_step import Gradients, _Batches, sum_counts, training_steps
 
 
 def losses_of(folder):
@@ -56,7 +57,7 @@ def test_narrow_logits_are_not_copied_to_float32(corpus_files, tmp_path, fresh_a
     seen = []
     run.model.register_forward_hook(lambda *parts: seen.append(parts[2]))
     ((_, parts),) = islice(training_steps(run, 0), 1)
-    losses = forward(run, parts[0], sum_counts(run, parts), is_logged=True)
+    losses = Gradients(run).add(parts[0], sum_counts(run, parts), is_logged=True)
     assert seen[0].logits.dtype == torch.bfloat16
     assert {value.dtype for value in losses.values()} == {torch.float32}
     assert next(run.model.parameters()).dtype == torch.float32
@@ -160,15 +161,57 @@ def test_each_micro_batch_has_dropout_and_augmentation_of_its_own_by_its_number(
     run = prepare_run(small_run.recipe(tmp_path / "run", corpus_files))
     run.model.train()
     ((_, (part,)),) = islice(training_steps(run, 0), 1)
-    totals = sum_counts(run, [part])
+    totals, gradients = sum_counts(run, [part]), Gradients(run)
     losses = [
-        forward(run, replace(part, number=number), totals, is_logged=False)["loss"].item()
+        gradients.add(replace(part, number=number), totals, is_logged=False)["loss"].item()
         for number in (4, 5, 4)
     ]
     assert losses[0] == losses[2] != losses[1]
     task = SimpleNamespace(batch=lambda _, generator: torch.rand(3, generator=generator).tolist())
     data = _Batches(task, range(9), seed=0)
     assert data[4] == data[4] != data[5]
+
+
+class ReplayedPasses:
+    """A `StepGraph` without a GPU: it sees only the arrays of its capture."""
+
+    captured = 0
+
+    def __init__(self, function, *inputs, pool=None):
+        type(self).captured += 1
+        self.function, self.inputs = function, [values.clone() for values in inputs]
+        self.written = self.gradients()
+
+    def gradients(self):
+        (run,) = (
+            c.cell_contents for c in self.function.__closure__ if hasattr(c.cell_contents, "order")
+        )
+        return [weight.grad.data_ptr() for weight in run.model.parameters()]
+
+    def __call__(self, *inputs):
+        assert self.gradients() == self.written
+        for own, values in zip(self.inputs, inputs, strict=True):
+            own.copy_(values)
+        return self.function(*self.inputs)
+
+
+@pytest.mark.parametrize("rdrop", [0.0, 2.0])
+def test_a_captured_run_has_the_weights_of_a_plain_one(corpus_files, tmp_path, monkeypatch, rdrop):
+    options = {"length_buckets": 2, "tokens_per_batch": 60, "logging_steps": 3, "max_steps": 12}
+    options |= {"rdrop_alpha": rdrop, "average_checkpoints": 1, "save_steps": 6}
+    plain = train(small_run.recipe(tmp_path / "plain", corpus_files, **options))
+    monkeypatch.setattr(PreparedRun, "captures", True)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(train_step, "StepGraph", ReplayedPasses)
+    monkeypatch.setattr(ReplayedPasses, "captured", 0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (9 - ReplayedPasses.captured, 9))
+    captured = train(small_run.recipe(tmp_path / "captured", corpus_files, **options))
+    assert ReplayedPasses.captured == 2  # then the memory is full; two shapes, logged or not
+    assert losses_of(captured) == losses_of(plain)
+    weights = [small_run.weights(folder) for folder in (plain, captured)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 # --- numbers that are none ---------------------------------------------------------------------
