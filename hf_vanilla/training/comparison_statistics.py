@@ -16,6 +16,7 @@ from .sweep import TEST_FILE, SweepRun, TestSet
 
 # the seed of the resamples, as in sacreBLEU
 RESAMPLING_SEED = 12345
+PERMUTATIONS = 10_000
 # runs with their records, by name
 FinishedRuns = dict[str, list[tuple[SweepRun, dict[str, Any]]]]
 
@@ -155,6 +156,22 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float |
     return float(np.corrcoef(ranks)[0, 1])
 
 
+def chance_of_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Share of random orders whose rank correlation is as far from 0 as that of two lists, or more.
+
+    Args:
+        first: values that differ, as for `rank_correlation`.
+        second: others.
+    """
+    ranks = [_ranks(np.asarray(values, dtype=float)) for values in (first, second)]
+    one, other = (values - values.mean() for values in ranks)
+    generator = np.random.default_rng(RESAMPLING_SEED)
+    shuffled = generator.permuted(np.tile(one, (PERMUTATIONS, 1)), axis=1)
+    # ranks are halves, so sums of their products are exact
+    is_as_far = np.abs(shuffled @ other) >= abs(one @ other) - 1e-6
+    return float(is_as_far.mean())
+
+
 def correlation_note(
     counts: Mapping[str, Sequence[SentenceCounts]], published: Mapping[str, float]
 ) -> str:
@@ -168,12 +185,14 @@ def correlation_note(
     if len(both) <= 2:
         return ""
     ours = [mean(one.bleu() for one in counts[name]) for name in both]
-    correlation = rank_correlation(ours, [published[name] for name in both])
+    theirs = [published[name] for name in both]
+    correlation = rank_correlation(ours, theirs)
     if correlation is None:
         return ""
+    chance = chance_of_correlation(ours, theirs)
     return (
-        f"Rank correlation of our {len(both)} rows with the published scores: "
-        f"{correlation:.2f} (Spearman)."
+        f"Rank correlation of our {len(both)} rows with the published scores: {correlation:.2f} "
+        f"(Spearman, p {chance:.2f})."
     )
 
 

@@ -516,4 +516,7 @@ def test_the_rank_correlation_is_that_of_scipy():
     assert comparison_statistics.rank_correlation(first, second) == pytest.approx(
         spearmanr(first, second).statistic
     )
+    chance = comparison_statistics.chance_of_correlation(first, second)
+    assert chance == pytest.approx(spearmanr(first, second).pvalue, abs=0.02)
+    assert comparison_statistics.chance_of_correlation(first, first) < 1e-3
     assert comparison_statistics.rank_correlation(first, [2] * 9) is None
