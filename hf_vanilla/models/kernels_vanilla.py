@@ -6,9 +6,7 @@ The formulas are in `attention_`, `loss_` and `layers_vanilla.py`, which call th
 Shapes: N tokens, V vocabulary; those of attention are in `attention_vanilla.py`.
 """
 
-import threading
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -49,46 +47,6 @@ def is_autocast_bfloat16(device: str) -> bool:
     """Whether autocast computes in bfloat16 on devices of a type."""
     is_cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return is_cast and torch.get_autocast_dtype(device) == torch.bfloat16
-
-
-class StepGraph:
-    """A function as one CUDA graph: the host launches it, not each of its operators.
-
-    Args:
-        function: of tensors; it ran before with tensors of these shapes, and reads and writes
-            arrays that stay where they are.
-        inputs: its arguments, which are copied; at least one, all on one GPU.
-        pool: memory shared with graphs that never run at the same time, from
-            `torch.cuda.graph_pool_handle`; None: of its own.
-    """
-
-    def __init__(self, function: Callable, *inputs: Tensor, pool: Any = None) -> None:
-        self.inputs = [values.clone() for values in inputs]
-        self.graph = torch.cuda.CUDAGraph()
-        device = inputs[0].device
-        stream = _capture_stream(device, threading.get_ident())
-        present = torch.cuda.current_stream(device)
-        stream.wait_stream(present)
-        with torch.cuda.stream(stream):  # other threads may use the GPU
-            self.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                self.outputs = function(*self.inputs)
-            finally:  # also after an error, so that the process can go on
-                self.graph.capture_end()
-        present.wait_stream(stream)
-
-    def __call__(self, *inputs: Tensor) -> Any:
-        """What the function returns for other values, in arrays that the next call overwrites."""
-        for own, values in zip(self.inputs, inputs, strict=True):
-            own.copy_(values)
-        self.graph.replay()
-        return self.outputs
-
-
-@cache
-def _capture_stream(device: torch.device, _thread: int) -> torch.cuda.Stream:
-    """One for all graphs of a thread: memory is used again on the stream that had it before."""
-    return torch.cuda.Stream(device)
 
 
 class VanillaLayerNorm(nn.LayerNorm):

@@ -11,9 +11,10 @@ V vocabulary. A slot is one entry of the self-attention cache: a token of the pr
 
 import math
 import mmap
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask
 
-from .kernels_vanilla import StepGraph
 from .positions_vanilla import SinusoidalPositions
 from .pretrained_vanilla import VanillaPreTrainedModel
 
@@ -166,6 +166,46 @@ class BeamCache(EncoderDecoderCache):
             repeated = (s.repeat_interleave(beams, dim=0) for s in (layer.keys, layer.values))
             of_source.update(*repeated, index)
         return EncoderDecoderCache(own, of_source)
+
+
+class StepGraph:
+    """A function as one CUDA graph: the host launches it, not each of its operators.
+
+    Args:
+        function: of tensors; it ran before with tensors of these shapes, and reads and writes
+            arrays that stay where they are.
+        inputs: its arguments, which are copied; at least one, all on one GPU.
+        pool: memory shared with graphs that never run at the same time, from
+            `torch.cuda.graph_pool_handle`; None: of its own.
+    """
+
+    def __init__(self, function: Callable, *inputs: Tensor, pool: Any = None) -> None:
+        self.inputs = [values.clone() for values in inputs]
+        self.graph = torch.cuda.CUDAGraph()
+        device = inputs[0].device
+        stream = _capture_stream(device, threading.get_ident())
+        present = torch.cuda.current_stream(device)
+        stream.wait_stream(present)
+        with torch.cuda.stream(stream):  # other threads may use the GPU
+            self.graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                self.outputs = function(*self.inputs)
+            finally:  # also after an error, so that the process can go on
+                self.graph.capture_end()
+        present.wait_stream(stream)
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """What the function returns for other values, in arrays that the next call overwrites."""
+        for own, values in zip(self.inputs, inputs, strict=True):
+            own.copy_(values)
+        self.graph.replay()
+        return self.outputs
+
+
+@cache
+def _capture_stream(device: torch.device, _thread: int) -> torch.cuda.Stream:
+    """One for all graphs of a thread: memory is used again on the stream that had it before."""
+    return torch.cuda.Stream(device)
 
 
 def can_capture(model: VanillaPreTrainedModel, states: Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset
 
-from hf_vanilla.models.kernels_vanilla import StepGraph
+from hf_vanilla.models.search_vanilla_decoder import StepGraph
 
 from .checkpointing import all_checkpoints
 from .preparation import PreparedRun
