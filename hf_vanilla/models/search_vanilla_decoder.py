@@ -14,7 +14,7 @@ import mmap
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -202,7 +202,7 @@ class StepGraph:
         return self.outputs
 
 
-@cache
+@lru_cache
 def _capture_stream(device: torch.device, _thread: int) -> torch.cuda.Stream:
     """One for all graphs of a thread: memory is used again on the stream that had it before."""
     return torch.cuda.Stream(device)
