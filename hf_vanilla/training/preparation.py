@@ -245,6 +245,8 @@ def _on_device(
     model = accelerator.unwrap_model(parallel, keep_fp32_wrapper=False)
     if options.compile:
         compile_parts(model)
+        if accelerator.is_main_process:
+            logger.info("layers and loss are compiled in the first steps, which take longer")
     return model, parallel, optimizer, schedule
 
 

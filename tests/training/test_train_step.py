@@ -38,6 +38,12 @@ def test_recomputing_is_really_done(corpus_files, tmp_path):
     assert run.model.is_gradient_checkpointing
 
 
+def test_a_run_says_that_its_first_steps_compile(corpus_files, tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        prepare_run(small_run.recipe(tmp_path / "run", corpus_files, compile=True))
+    assert "compiled in the first steps" in caplog.text
+
+
 @pytest.mark.release
 def test_a_compiled_run_has_the_losses_of_a_plain_one(corpus_files, tmp_path):
     # dropout draws other numbers in a compiled graph
