@@ -197,4 +197,4 @@ if __name__ == "__main__":
     try:
         main()
     except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {error} {getattr(error, 'object', '')}".rstrip())  # the line not in UTF-8

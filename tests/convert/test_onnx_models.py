@@ -318,6 +318,8 @@ def check_forecasts_of_a_table(folder, past, seen, theirs):
     done = typed(folder, "forecast.py", "5", text=f"\ufeff{table}")  # as spreadsheets write it
     assert (done.returncode, done.stderr) == (0, "")
     assert typed(folder, "forecast.py", text=table).stdout == done.stdout  # frames by 5 are found
+    as_floats = re.sub(r"^(\d+),", r"\1.0,", table, flags=re.MULTILINE)
+    assert typed(folder, "forecast.py", text=as_floats).stdout == done.stdout
     tracks, probabilities = theirs.predict(past, seen)
     modes = tracks.shape[1]
     written = [line.split(",") for line in done.stdout.splitlines()]
@@ -334,6 +336,7 @@ def check_forecasts_of_a_table(folder, past, seen, theirs):
         ("frame;agent;x;y\n1;a;2;3\n", (), ".*; commas separate columns"),
         ("frame,agent,x,y\n1,a,2,3\n2,a,much,3\n", (), "line 3: ValueError: .* 'much'"),
         ("frame,agent,x,y\n1,a,2\n", (), "line 2: TypeError"),
+        ("frame,agent,x,y\n0.5,a,2,3\n", (), "line 2: ValueError: .* '0.5'"),
         (table, ("0",), "ValueError: needed: 1 frame per step or more"),
         ("frame,agent,x,y\n1,a,inf,3\n", (), "line 2: .* finite"),
         (f"{table}0,p0,1,2\n5,p0,1,2\n", (), "line .*: agent p0 is twice in frame .: one scene"),

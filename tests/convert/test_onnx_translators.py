@@ -239,6 +239,8 @@ def test_the_program_runs_without_torch(folder):
         assert done.returncode == 1
         assert done.stderr.decode().startswith("error: ")
         assert done.stderr.count(b"\n") == 1
+    assert done.stderr.endswith(b"num_beams=4\n")
+    assert typed(b"one\ncaf\xe9 two\n").stderr.endswith(rb"b'caf\xe9 two\n'" + b"\n")
 
 
 def test_the_program_is_short():
