@@ -202,7 +202,8 @@ def _made(to: Repository, **kind: str) -> Iterator[Any]:
         while cause is not None:  # the client names the file, the server why it refused
             reasons.append(str(cause))
             cause = cause.__cause__
-        raise OSError(
-            f"cannot push to {to.repo_id}: {': '.join(reasons)}; is there a network, and are you "
-            "logged in (hf auth login)?"
-        ) from None
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        hint = ""
+        if status in (None, 401, 403):
+            hint = "; is there a network, and are you logged in (hf auth login)?"
+        raise OSError(f"cannot push to {to.repo_id}: {': '.join(reasons)}{hint}") from None

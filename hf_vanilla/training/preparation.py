@@ -255,6 +255,8 @@ def compile_parts(model: PreTrainedModel) -> None:
 
     Compiling it whole would take a multiple of the time for the same operators.
     """
+    # torch compiles one code for eight cases, and all classes share that of transformers' wrapper
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.compile(dynamic=True)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from hf_vanilla.models.quantization_vanilla import LEAST_SCALE
 from hf_vanilla.options import install_hint
 
+logger = logging.getLogger(__name__)
+
 OPSET = 20
 ANY = torch.export.Dim.AUTO  # an axis of any size
 DTYPES = ("float32", "int8")
@@ -64,6 +66,7 @@ def write_graph(
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     weights = sum(weight.nbytes for weight in graph.state_dict().values())
+    logger.info("making %s", path.name)
     with _quiet():
         program: Any = torch.onnx.export(
             graph.eval(),
