@@ -143,9 +143,9 @@ def smoothed_cross_entropy(
 def compiled_cross_entropy(
     logits: Tensor, targets: Tensor, share: float, extra: float, unsmoothed: int | None
 ) -> Tensor:
-    """`smoothed_cross_entropy` for a compiler, which makes one pass over the logits of it.
+    """`smoothed_cross_entropy` in operators that a compiler fuses to one pass over the logits.
 
-    The backward pass is one more, since no operator here scatters.
+    The backward pass is one more pass, since none of them scatters.
     """
     logits = at_least_float32(logits)
     ids = torch.arange(logits.size(-1), device=logits.device)

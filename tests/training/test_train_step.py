@@ -11,6 +11,7 @@ import pytest
 import small_run
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 
 from hf_vanilla.files import read_json_lines
 from hf_vanilla.training import run as training
@@ -199,6 +200,32 @@ class ReplayedPasses:
         for own, values in zip(self.inputs, inputs, strict=True):
             own.copy_(values)
         return self.function(*self.inputs)
+
+
+@pytest.mark.parametrize(
+    ("change", "captures"),
+    [
+        ({}, True),
+        ({"device": "cpu"}, False),
+        ({"distributed_type": DistributedType.MULTI_GPU}, False),
+        ({"mixed_precision": "fp16"}, False),
+        ({"has_few_shapes": False}, False),
+        ({"gradient_checkpointing": True}, False),
+    ],
+)
+def test_only_passes_that_read_no_value_on_one_gpu_are_captured(change, captures):
+    facts = {
+        "device": "cuda",
+        "distributed_type": DistributedType.NO,
+        "mixed_precision": "bf16",
+        "has_few_shapes": True,
+        "gradient_checkpointing": False,
+        **change,
+    }
+    facts["device"] = torch.device(facts["device"])
+    each = SimpleNamespace(**facts)
+    run = SimpleNamespace(accelerator=each, task=each, options=each)
+    assert PreparedRun.captures.fget(run) is captures
 
 
 @pytest.mark.parametrize("rdrop", [0.0, 2.0])
