@@ -198,12 +198,12 @@ def _made(to: Repository, **kind: str) -> Iterator[Any]:
     try:
         yield create_repo(to.repo_id, private=to.private, exist_ok=True, token=to.token, **kind)
     except Exception as error:
-        reasons, cause = [str(error)], error.__cause__
-        while cause is not None:  # the client names the file, the server why it refused
-            reasons.append(str(cause))
-            cause = cause.__cause__
-        status = getattr(getattr(error, "response", None), "status_code", None)
+        chain: list[BaseException] = [error]
+        while (cause := chain[-1].__cause__) is not None:
+            chain.append(cause)  # the client names the file, the server why it refused
+        answers = [each.response.status_code for each in chain if hasattr(each, "response")]
         hint = ""
-        if status in (None, 401, 403):
+        if not answers or {401, 403} & {*answers}:
             hint = "; is there a network, and are you logged in (hf auth login)?"
-        raise OSError(f"cannot push to {to.repo_id}: {': '.join(reasons)}{hint}") from None
+        reasons = ": ".join(map(str, chain))
+        raise OSError(f"cannot push to {to.repo_id}: {reasons}{hint}") from None

@@ -12,6 +12,7 @@ from huggingface_hub.utils import EntryNotFoundError
 
 from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.families import TASKS, load_part
+from hf_vanilla.hub import push
 from hf_vanilla.hub.card import bare_card, pushed_card, without_folders
 from hf_vanilla.hub.push import PushOptions, push_folder
 from hf_vanilla.loading import DEMO_MODELS
@@ -272,3 +273,20 @@ def test_a_fact_that_looks_like_a_template_stays_as_it_is():
     assert (
         "trained on {{ corpus }} for $5" in card_of(training="trained on {{ corpus }} for $5").text
     )
+
+
+@pytest.mark.parametrize(("status", "is_asked"), [(404, False), (403, True), (None, True)])
+def test_only_an_error_without_another_answer_asks_about_network_and_login(
+    monkeypatch, status, is_asked
+):
+    answer = ConnectionError("refused")
+    if status is not None:
+        answer.response = SimpleNamespace(status_code=status)
+    failed = RuntimeError("uploading model.safetensors")
+    failed.__cause__ = answer
+    monkeypatch.setattr(push, "create_repo", lambda *_, **__: None)
+    repository = SimpleNamespace(repo_id="ada/x", private=None, token=None)
+    with pytest.raises(OSError, match=r"ada/x: uploading .*: refused") as caught:  # noqa: SIM117
+        with push._made(repository):
+            raise failed
+    assert ("logged in" in str(caught.value)) is is_asked
