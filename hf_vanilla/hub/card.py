@@ -134,7 +134,7 @@ def pushed_card(card: ModelCard, repo_id: str, *, with_code: bool) -> ModelCard:
 
 
 def _transformers_requirement() -> str:
-    """The versions of transformers that this package needs, such as `transformers>=5.20,<5.24`."""
+    """The versions of transformers that this package needs, such as `transformers>=5.20,<5.25`."""
     try:
         lines = importlib.metadata.requires("hf-vanilla") or []
     except importlib.metadata.PackageNotFoundError:  # run from a folder, without an installation

@@ -136,7 +136,7 @@ class VanillaAttention(nn.Module):
         key_input: Tensor,
         value_input: Tensor,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from every query to the keys it may see.
@@ -146,7 +146,7 @@ class VanillaAttention(nn.Module):
             key_input: `(B, S, D)`.
             value_input: `(B, S, D)`.
             attention_mask: `(B, 1, T, S)` in the form of the attention implementation; None: all.
-            past_key_values: a plain `Cache` appends these keys and values. An
+            cache: a plain `Cache` appends these keys and values. An
                 `EncoderDecoderCache` holds those of the source, computed at the first call only.
             **kwargs: passed on to the attention implementation.
 
@@ -158,7 +158,7 @@ class VanillaAttention(nn.Module):
         else:
             projected, of_keys = self.q_proj(query_input), []
         query = split_heads(projected, self.head_dim)
-        key, value = self._keys_and_values(key_input, value_input, past_key_values, of_keys)
+        key, value = self._keys_and_values(key_input, value_input, cache, of_keys)
         implementation = self.config._attn_implementation
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
         attended, weights = faster_attention(attend, query)(
@@ -177,12 +177,11 @@ class VanillaAttention(nn.Module):
         self,
         key_input: Tensor,
         value_input: Tensor,
-        past_key_values: Cache | None,
+        cache: Any,
         projected: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Keys and values of all slots; `projected` has the new ones, or nothing."""
-        is_of_source = isinstance(past_key_values, EncoderDecoderCache)
-        cache: Any = past_key_values
+        is_of_source = isinstance(cache, EncoderDecoderCache)
         if is_of_source and cache.is_updated.get(self.layer_idx):
             cached = cache.cross_attention_cache.layers[self.layer_idx]
             return cached.keys, cached.values

@@ -44,7 +44,7 @@ class AgentAwareAttention(VanillaAttention):
         key_input: Tensor,
         value_input: Tensor,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         *,
         num_agents: int,
         **kwargs: object,
@@ -60,7 +60,7 @@ class AgentAwareAttention(VanillaAttention):
             value_input: `(B, S A, D)`.
             attention_mask: bool `(B or 1, 1, N T A, S A)`, True = may attend; every query may see
                 at least one key. None: all.
-            past_key_values: as of `VanillaAttention`; common and own keys of each head follow each
+            cache: as of `VanillaAttention`; common and own keys of each head follow each
                 other in one entry of 2 H heads.
             num_agents: A.
             **kwargs: ignored.
@@ -71,9 +71,7 @@ class AgentAwareAttention(VanillaAttention):
         Raises:
             ValueError: `num_agents` does not divide the positions.
         """
-        common_key, own_key, value = self._cached_keys_and_values(
-            key_input, value_input, past_key_values
-        )
+        common_key, own_key, value = self._cached_keys_and_values(key_input, value_input, cache)
         for name, length in {"queries": query_input.shape[1], "keys": value.shape[2]}.items():
             if num_agents < 1 or length % num_agents:
                 raise ValueError(
@@ -94,18 +92,16 @@ class AgentAwareAttention(VanillaAttention):
         return self.out_proj(attended).view(query_input.shape), weights
 
     def _cached_keys_and_values(
-        self, key_input: Tensor, value_input: Tensor, past_key_values: Cache | None
+        self, key_input: Tensor, value_input: Tensor, cache: Cache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Common keys, own keys and values, each `(B, H, S A, K)`."""
-        is_known = isinstance(
-            past_key_values, EncoderDecoderCache
-        ) and past_key_values.is_updated.get(self.layer_idx)
+        is_known = isinstance(cache, EncoderDecoderCache) and cache.is_updated.get(self.layer_idx)
         projected: list[Tensor] = []
         if not is_known:
             both = (self.k_proj(key_input), self.own_k_proj(key_input))
             keys = torch.cat([part.unflatten(-1, (-1, self.head_dim)) for part in both], dim=-1)
             projected = [keys.flatten(-2), self.v_proj(value_input)]  # (B, S A, 2 D)
-        keys, value = self._keys_and_values(key_input, value_input, past_key_values, projected)
+        keys, value = self._keys_and_values(key_input, value_input, cache, projected)
         # (B, 2 H, S A, K); every other head, because torch multiplies these views without a copy
         return keys[:, ::2], keys[:, 1::2], value
 

@@ -84,7 +84,7 @@ class VanillaConfig(VanillaTwoSidedConfig):
     """
 
     model_type = "vanilla"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - transformers' form
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012 - transformers' form
     # how several GPUs share the weights; applies to a whole model and to each of its stacks
     base_model_tp_plan = {"shared": "embedding_rowwise", **LAYER_TP_PLAN}  # noqa: RUF012
 

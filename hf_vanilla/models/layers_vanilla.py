@@ -103,7 +103,7 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         positions: Tensor | None = None,
         encoder_positions: Tensor | None = None,
         **kwargs: object,
@@ -116,7 +116,7 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
                 the self-attention's `is_causal` decides.
             encoder_hidden_states: `(B, S, D)`; None skips the attention to the source.
             encoder_attention_mask: `(B, 1, T, S)`; None: all.
-            past_key_values: an `EncoderDecoderCache`, or a plain `Cache` for self-attention alone.
+            cache: an `EncoderDecoderCache`, or a plain `Cache` for self-attention alone.
             positions: broadcastable to `(B, T, D)`, added to the queries of both attentions and to
                 the keys of self-attention.
             encoder_positions: broadcastable to `(B, S, D)`, added to the keys of the source.
@@ -125,9 +125,9 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
         Returns:
             `(B, T, D)`.
         """
-        own_cache, source_cache = past_key_values, None
-        if isinstance(past_key_values, EncoderDecoderCache):
-            own_cache, source_cache = past_key_values.self_attention_cache, past_key_values
+        own_cache, source_cache = cache, None
+        if isinstance(cache, EncoderDecoderCache):
+            own_cache, source_cache = cache.self_attention_cache, cache
         query = with_positions(hidden_states, positions)
         attended, _ = self.self_attn(
             query, query, hidden_states, attention_mask, own_cache, **kwargs

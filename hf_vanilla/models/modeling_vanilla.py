@@ -30,6 +30,7 @@ from .generation_vanilla import (
     sentence_limits,
     with_settings,
 )
+from .pretrained_vanilla import CACHE_NAME, takes_cache
 from .stacks_vanilla import (
     VanillaDecoder,
     VanillaEncoder,
@@ -63,6 +64,7 @@ class VanillaModel(VanillaModelBase):
         self.decoder = VanillaDecoder(config, has_source=True)
         self.post_init()
 
+    @takes_cache
     @can_return_tuple
     def forward(  # noqa: PLR0913, PLR0917 - transformers' signature
         self,
@@ -71,7 +73,7 @@ class VanillaModel(VanillaModelBase):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
@@ -85,10 +87,10 @@ class VanillaModel(VanillaModelBase):
             decoder_input_ids: `(B, T)` int64 target, shifted right by one.
             decoder_attention_mask: `(B, past + T)`, 1 = real token; None: causality suffices.
             encoder_outputs: result of the encoder, to read the source only once.
-            past_key_values: cache of an earlier call.
+            cache: cache of an earlier call.
             inputs_embeds: `(B, S, D)` instead of `input_ids`.
             decoder_inputs_embeds: `(B, T, D)` instead of `decoder_input_ids`.
-            use_cache: return `past_key_values`; None: as the config says.
+            use_cache: return `cache`; None: as the config says.
             **kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
         """
         attention_mask = real_tokens(self.config, input_ids, attention_mask)
@@ -101,14 +103,14 @@ class VanillaModel(VanillaModelBase):
             attention_mask=decoder_attention_mask,
             encoder_hidden_states=encoded.last_hidden_state,
             encoder_attention_mask=attention_mask,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             **kwargs,
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
+            **{CACHE_NAME: getattr(decoder_outputs, CACHE_NAME)},
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -150,6 +152,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         self.post_init()
         self.generation_config = paper_decoding(config)
 
+    @takes_cache
     @can_return_tuple
     def forward(  # noqa: PLR0913, PLR0917 - transformers' signature
         self,
@@ -158,7 +161,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
@@ -174,11 +177,11 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             decoder_input_ids: `(B, T)` int64; None: `labels` shifted right by one.
             decoder_attention_mask: `(B, past + T)`, 1 = real token; None: causality suffices.
             encoder_outputs: result of the encoder, to read the source only once.
-            past_key_values: cache of an earlier call.
+            cache: cache of an earlier call.
             inputs_embeds: `(B, S, D)` instead of `input_ids`.
             decoder_inputs_embeds: `(B, T, D)` instead of `decoder_input_ids`.
             labels: `(B, T)` int64 ids to predict; -100 and `pad_token_id` do not count.
-            use_cache: return `past_key_values`; None: as the config says, never with labels.
+            use_cache: return `cache`; None: as the config says, never with labels.
             logits_to_keep: compute only the last so many positions; 0: all. A tensor: those.
             **kwargs: `num_items_in_batch` (real target tokens of the optimizer step, the divisor
                 of the loss), `output_attentions`, `output_hidden_states`, what attention takes.
@@ -198,7 +201,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,

@@ -20,6 +20,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla import VanillaConfig
 from .kernels_vanilla import VanillaDropout
+from .pretrained_vanilla import takes_cache
 from .stacks_vanilla import (
     VanillaDecoder,
     VanillaEncoder,
@@ -214,6 +215,7 @@ class VanillaForCausalLM(VanillaTextPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
 
+    @takes_cache
     @can_return_tuple
     def forward(  # noqa: PLR0913, PLR0917 - transformers' signature
         self,
@@ -221,7 +223,7 @@ class VanillaForCausalLM(VanillaTextPreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -235,12 +237,12 @@ class VanillaForCausalLM(VanillaTextPreTrainedModel, GenerationMixin):
             attention_mask: `(B, past + L)`, 1 = real token; None: all are.
             encoder_hidden_states: `(B, S, D)`, only with `add_cross_attention`.
             encoder_attention_mask: `(B, S)`, 1 = real token.
-            past_key_values: cache of an earlier call.
+            cache: cache of an earlier call.
             inputs_embeds: `(B, L, D)` instead of `input_ids`.
             labels: `(B, L)` int64, aligned with `input_ids` and shifted here, as transformers'
                 language models do; -100 and `pad_token_id` do not count. `shift_labels`, which a
                 sequence split over GPUs comes with, is used instead and not shifted.
-            use_cache: return `past_key_values`; None: as the config says, never with labels.
+            use_cache: return `cache`; None: as the config says, never with labels.
             logits_to_keep: last positions to compute logits for, or a tensor of indices; 0: all.
             **kwargs: `num_items_in_batch` (real target tokens of the optimizer step, the divisor
                 of the loss), `output_attentions`, `output_hidden_states`, what attention takes.
@@ -256,7 +258,7 @@ class VanillaForCausalLM(VanillaTextPreTrainedModel, GenerationMixin):
             attention_mask=attention_mask,
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=encoder_attention_mask,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             use_cache=False if labels is not None else use_cache,
             **kwargs,

@@ -252,9 +252,7 @@ def decode(
     """
     source_mask = padding_mask(decoder.config, hidden_states, attention_mask, encoder_hidden_states)
     for layer in decoder.layers:
-        hidden_states = layer(
-            hidden_states, None, encoder_hidden_states, source_mask, past_key_values=cache
-        )
+        hidden_states = layer(hidden_states, None, encoder_hidden_states, source_mask, cache=cache)
     return hidden_states
 
 

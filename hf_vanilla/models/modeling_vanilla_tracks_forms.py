@@ -32,6 +32,7 @@ from .modeling_vanilla_tracks import (
     mixture_nats,
     read_future,
 )
+from .pretrained_vanilla import CACHE_NAME, takes_cache
 
 SMALLEST_SPREAD = 1e-3  # of velocity_std
 
@@ -176,13 +177,14 @@ class VanillaCodesDecoder(VanillaTracksPreTrainedModel, GenerationMixin):
         """Numbers `(...,)` of the codes closest to velocities `(..., 2)` along the axes."""
         return nearest(velocities.reshape(-1, 2), self.codebook).view(velocities.shape[:-1])
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,
         decoder_input_ids: Tensor,
         encoder_outputs: BaseModelOutput,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Logits `(B, L, C)` of the code after each of `decoder_input_ids`.
@@ -192,16 +194,16 @@ class VanillaCodesDecoder(VanillaTracksPreTrainedModel, GenerationMixin):
                 the start token.
             encoder_outputs: with `last_hidden_state` `(B, T - 1, D)`.
             attention_mask: `(B, T - 1)`, 1 = known velocity; None: all are.
-            past_key_values: the KV cache of earlier codes, which are then left out of the ids.
+            cache: the KV cache of earlier codes, which are then left out of the ids.
             **kwargs: what `generate()` passes beside them.
         """
         encoded = encoder_outputs.last_hidden_state
-        first = 0 if past_key_values is None else past_key_values.get_seq_length()
+        first = 0 if cache is None else cache.get_seq_length()
         is_table = self.config.follows_paper
         inputs = decoder_input_ids if is_table else self.codebook[decoder_input_ids]
         hidden_states = self.embedding(inputs, first)
-        hidden_states = decode(self, hidden_states, encoded, attention_mask, past_key_values)
-        return Seq2SeqLMOutput(logits=self.head(hidden_states), past_key_values=past_key_values)
+        hidden_states = decode(self, hidden_states, encoded, attention_mask, cache)
+        return Seq2SeqLMOutput(logits=self.head(hidden_states), **{CACHE_NAME: cache})
 
 
 class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):

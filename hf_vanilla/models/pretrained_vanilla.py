@@ -1,8 +1,9 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
 """What configs and models of all families share: sizes of layers, checks, initial values."""
 
+import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -11,6 +12,25 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
+from transformers.modeling_outputs import Seq2SeqLMOutput
+
+# how this version of transformers names the keys and values of earlier tokens; `cache` since 5.24
+CACHE_NAME = "cache" if "cache" in Seq2SeqLMOutput.__annotations__ else "past_key_values"
+
+
+def takes_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the `forward` of a module take `cache` by its earlier name too, `past_key_values`."""
+
+    @functools.wraps(forward)
+    def renamed(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if "past_key_values" in kwargs:
+            earlier = kwargs.pop("past_key_values")
+            if earlier is not None and kwargs.get("cache") is not None:
+                raise ValueError("cache and past_key_values are one argument: give cache alone")
+            kwargs["cache"] = kwargs.get("cache") if earlier is None else earlier
+        return forward(self, *args, **kwargs)
+
+    return renamed
 
 
 class LayerSizes(Protocol):

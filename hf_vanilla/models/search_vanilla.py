@@ -21,7 +21,7 @@ from transformers.generation.utils import (
 )
 
 from .generation_vanilla import RESULTS_ALONE, SourceLengthCriteria, SourceLengthEnd, filling_ids
-from .pretrained_vanilla import VanillaPreTrainedModel
+from .pretrained_vanilla import CACHE_NAME, VanillaPreTrainedModel
 from .search_vanilla_beams import (
     BeamState,
     advance,
@@ -218,7 +218,7 @@ def _greedy_output(
         sequences=sequences,
         scores=scores,
         logits=logits,
-        past_key_values=_kept_cache(config, decoder),
+        **{CACHE_NAME: _kept_cache(config, decoder)},
     )
 
 
@@ -363,5 +363,5 @@ def _beam_output(
         scores=scores,
         logits=logits,
         beam_indices=beam_indices[:, :, :generated].flatten(0, 1),
-        past_key_values=_kept_cache(config, decoder),
+        **{CACHE_NAME: _kept_cache(config, decoder)},
     )

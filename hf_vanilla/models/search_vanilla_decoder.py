@@ -369,7 +369,7 @@ class SearchDecoder:
                 mask,
                 self.encoder_hidden_states,
                 source_mask,
-                past_key_values=self.cache,
+                cache=self.cache,
             )
         return hidden_states
 

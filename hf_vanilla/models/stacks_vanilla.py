@@ -27,7 +27,7 @@ from .kernels_vanilla import VanillaDropout, VanillaLayerNorm, in_autocast_bfloa
 from .layers_vanilla import DECODER_RECORDS, ENCODER_RECORDS, decoder_layers, encoder_layers
 from .loss_vanilla import training_loss
 from .positions_vanilla import LearnedPositions, SinusoidalPositions
-from .pretrained_vanilla import VanillaPreTrainedModel
+from .pretrained_vanilla import CACHE_NAME, VanillaPreTrainedModel, takes_cache
 
 
 class VanillaEmbedding(nn.Embedding):
@@ -231,6 +231,7 @@ class VanillaDecoder(VanillaStack):
         self.layers = decoder_layers(config, has_source=has_source)
         self.post_init()
 
+    @takes_cache
     @merge_with_config_defaults
     @capture_outputs
     def forward(  # noqa: PLR0913 - transformers' signature
@@ -239,7 +240,7 @@ class VanillaDecoder(VanillaStack):
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -253,9 +254,9 @@ class VanillaDecoder(VanillaStack):
             encoder_hidden_states: `(B, S, D)`; None skips the attention to the source. A
                 decoder-only model accepts it only with `add_cross_attention`.
             encoder_attention_mask: `(B, S)`, 1 = real token.
-            past_key_values: KV cache of earlier tokens and of the source.
+            cache: KV cache of earlier tokens and of the source.
             inputs_embeds: `(B, T, D)` instead of `input_ids`.
-            use_cache: return `past_key_values`.
+            use_cache: return `cache`.
             **kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
 
         Raises:
@@ -266,19 +267,19 @@ class VanillaDecoder(VanillaStack):
                 "encoder_hidden_states was given, but this decoder has no attention to a source: "
                 "build it with add_cross_attention=True"
             )
-        if use_cache and past_key_values is None:
+        if use_cache and cache is None:
             own, of_source = (DynamicCache(config=self.config) for _ in range(2))
-            past_key_values = EncoderDecoderCache(own, of_source) if self.has_source else own
-        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+            cache = EncoderDecoderCache(own, of_source) if self.has_source else own
+        past_length = 0 if cache is None else cache.get_seq_length()
         hidden_states = self.embed(input_ids, inputs_embeds, attention_mask, past_length)
-        own_cache = past_key_values
-        if isinstance(past_key_values, EncoderDecoderCache):
-            own_cache = past_key_values.self_attention_cache
+        own_cache = cache
+        if isinstance(cache, EncoderDecoderCache):
+            own_cache = cache.self_attention_cache
         layer_mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=hidden_states,
-            attention_mask=attention_mask,
-            past_key_values=own_cache,
+            self.config,
+            hidden_states,
+            attention_mask,
+            own_cache,  # positional: its name differs between versions of transformers
         )
         if encoder_hidden_states is not None:
             length = encoder_hidden_states.shape[1]
@@ -293,11 +294,11 @@ class VanillaDecoder(VanillaStack):
                 layer_mask,
                 encoder_hidden_states,  # positional: reentrant checkpointing needs its gradient
                 source_mask,
-                past_key_values=past_key_values,
+                cache=cache,
                 **kwargs,
             )
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
+            last_hidden_state=self.layer_norm(hidden_states), **{CACHE_NAME: cache}
         )
 
     def _position_indices(self, attention_mask: Tensor | None, length: int) -> Tensor | None:

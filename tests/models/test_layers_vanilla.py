@@ -198,10 +198,7 @@ def test_token_by_token_with_a_cache_equals_all_at_once(has_source):
     source = torch.randn(B, S, D, dtype=torch.float64) if has_source else None
     at_once = layer(states, ~causal(T)[None, None], source)
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache()) if has_source else DynamicCache()
-    words = [
-        layer(states[:, place : place + 1], None, source, past_key_values=cache)
-        for place in range(T)
-    ]
+    words = [layer(states[:, place : place + 1], None, source, cache=cache) for place in range(T)]
     # double precision; one query at a time sums in another order
     assert_close(torch.cat(words, dim=1), at_once, rtol=0, atol=1e-12)
 
@@ -214,7 +211,7 @@ def test_the_cache_keeps_keys_and_values_of_the_source_from_the_first_token():
     layer.encoder_attn.v_proj.register_forward_hook(lambda *_: projections.append("v"))
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     for _ in range(3):
-        layer(word, None, source, past_key_values=cache)
+        layer(word, None, source, cache=cache)
     assert projections == ["k", "v"]
     assert cache.cross_attention_cache.layers[0].keys.shape == (B, 2, S, 6)
     assert cache.self_attention_cache.layers[0].keys.shape == (B, 2, 3, 6)

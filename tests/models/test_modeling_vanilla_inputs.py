@@ -15,6 +15,7 @@ from hf_vanilla import (
     VanillaForSequenceClassification,
     VanillaModel,
 )
+from hf_vanilla.models.pretrained_vanilla import CACHE_NAME
 from hf_vanilla.models.stacks_vanilla import (
     VanillaEmbedding,
     check_mask,
@@ -206,6 +207,22 @@ def test_with_a_cache_the_mask_includes_the_cached_tokens():
     cached = {"past_key_values": first.past_key_values}
     with pytest.raises(ValueError, match=said("has shape (2, 3)", "(2, 8)")):
         model(input_ids=words(B, T), attention_mask=torch.ones(B, T), **cached)
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+@pytest.mark.parametrize("kind", [VanillaForCausalLM, VanillaForConditionalGeneration])
+def test_the_cache_has_its_names_of_all_supported_versions(kind, name):
+    model, ids = model_with(kind), words(B, T)
+    prefix = "" if kind is VanillaForCausalLM else "decoder_"
+    source = {"input_ids": words(B, S)} if prefix else {}
+    first = model(**source, **{f"{prefix}input_ids": ids[:, :2]}, use_cache=True)
+    cached = {name: first[CACHE_NAME]}
+    rest = model(**source, **{f"{prefix}input_ids": ids[:, 2:]}, **cached)
+    whole = model(**source, **{f"{prefix}input_ids": ids})
+    torch.testing.assert_close(torch.cat((first.logits, rest.logits), dim=1), whole.logits)
+    both = dict.fromkeys(("cache", "past_key_values"), rest[CACHE_NAME])
+    with pytest.raises(ValueError, match="one argument: give cache alone"):
+        model(**source, **{f"{prefix}input_ids": ids}, **both)
 
 
 @pytest.mark.parametrize(

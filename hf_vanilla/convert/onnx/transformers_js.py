@@ -78,7 +78,7 @@ class MergedDecoderGraph(nn.Module):
                 causal[None, None],
                 encoder_hidden_states,
                 source_mask(encoder_attention_mask),
-                past_key_values=cache,
+                cache=cache,
             )
         logits = self.lm_head(self.decoder.layer_norm(hidden_states))
         present: list[Tensor] = []

@@ -284,7 +284,7 @@ class DecoderGraph(nn.Module):
                 beam_mask.unsqueeze(1),
                 hidden_states,  # not read: the cache has the source's keys and values
                 source_mask(attention_mask),
-                past_key_values=cache,
+                cache=cache,
             )
         logits = self.lm_head(self.decoder.layer_norm(hidden_states))  # (B, n, V)
         if self.bias is not None and self.is_renormalized:
