@@ -77,29 +77,6 @@ def auto_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
         f"dropout={row.dropout:g} max_steps={row.max_steps:,} warmup_steps={row.warmup_steps} "
         f"learning_rate={row.learning_rate:g} tokens_per_step={row.tokens_per_step:,}"
     )
-    return _options_of(row)
-
-
-def _number_of_pairs(options: TranslationDataOptions) -> int:
-    files = [corpus.source for corpus in options.corpora]
-    if options.train_files:
-        files = [options.train_files[0]]
-    for path in files:
-        if not check_text_file(path).is_file():
-            raise ValueError(f"{path} is a pipe, but recipe auto reads it twice: give a file")
-    if files:
-        return sum(1 for path in files for _ in read_lines(path))
-    if options.prepared is not None:
-        return read_prepared(Path(options.prepared)).pairs
-    if options.dataset is None:
-        raise ValueError(
-            "recipe auto counts the pairs of the data: give --train_source and --train_target, "
-            "--dataset or --mixture"
-        )
-    return len(load_corpus(options)["train"])
-
-
-def _options_of(row: AutoRow) -> dict[str, Any]:
     sides = ("encoder", "decoder")
     return {
         "max_length": 160,
@@ -126,3 +103,22 @@ def _options_of(row: AutoRow) -> dict[str, Any]:
         },
         "decoding": {"num_beams": 5},
     }
+
+
+def _number_of_pairs(options: TranslationDataOptions) -> int:
+    files = [corpus.source for corpus in options.corpora]
+    if options.train_files:
+        files = [options.train_files[0]]
+    for path in files:
+        if not check_text_file(path).is_file():
+            raise ValueError(f"{path} is a pipe, but recipe auto reads it twice: give a file")
+    if files:
+        return sum(1 for path in files for _ in read_lines(path))
+    if options.prepared is not None:
+        return read_prepared(Path(options.prepared)).pairs
+    if options.dataset is None:
+        raise ValueError(
+            "recipe auto counts the pairs of the data: give --train_source and --train_target, "
+            "--dataset or --mixture"
+        )
+    return len(load_corpus(options)["train"])

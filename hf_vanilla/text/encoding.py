@@ -340,7 +340,13 @@ def write_shards(
     )
     mark = f".{part}"  # parts that start at once write the same files
     if (folder / PREPARED).is_file():
-        _check_same(folder, prepared)
+        found = vars(read_prepared(folder))
+        for name, value in vars(prepared).items():
+            if found[name] != value:
+                raise ValueError(
+                    f"{folder} has shards with {name}={found[name]!r}, but this run has {value!r}: "
+                    "choose another output"
+                )
     else:
         folder.mkdir(parents=True, exist_ok=True)
         write_files(folder, tokenizer.save_pretrained, mark=mark)
@@ -458,16 +464,6 @@ def _read_shard(path: Path, count: int) -> Dataset:
             "it and run hf-vanilla prepare again"
         )
     return rows
-
-
-def _check_same(folder: Path, wanted: Prepared) -> None:
-    found = asdict(read_prepared(folder))
-    for name, value in asdict(wanted).items():
-        if found[name] != value:
-            raise ValueError(
-                f"{folder} has shards with {name}={found[name]!r}, but this run has {value!r}: "
-                "choose another output"
-            )
 
 
 def _corpus_fingerprint(pairs: Dataset | StreamedPairs) -> str:

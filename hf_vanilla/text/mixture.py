@@ -52,23 +52,17 @@ class MixtureCorpus:
     typo_noise: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("weight", "casing_noise", "typo_noise"):
-            if not is_finite_number(getattr(self, name)):
-                self._refuse(name, "give a finite number")
-        if self.weight <= 0:
-            self._refuse("weight", "give a positive number")
+        if not is_finite_number(self.weight) or self.weight <= 0:
+            self._refuse("weight", "give a positive, finite number")
         for name in ("casing_noise", "typo_noise"):
-            if not 0 <= getattr(self, name) < 1:
+            rate = getattr(self, name)
+            if not is_finite_number(rate) or not 0 <= rate < 1:
                 self._refuse(name, "give a number in [0, 1)")
-        tag = self.tag
+        tag, last = self.tag, self.last_step
         if tag is not None and (not isinstance(tag, str) or tag.split() != [tag]):
             self._refuse("tag", "give a word, such as <bt>")
-        self._check_stage()
-
-    def _check_stage(self) -> None:
         if type(self.first_step) is not int or self.first_step < 1:
             self._refuse("first_step", "give a step from 1")
-        last = self.last_step
         if last is not None and (type(last) is not int or last < self.first_step):
             self._refuse("last_step", f"give a step from first_step={self.first_step}")
 
@@ -83,10 +77,6 @@ class MixtureCorpus:
     def tagged(self, source: str) -> str:
         """A source with the tag in front; a blank one stays blank, so that its pair is dropped."""
         return f"{self.tag} {source}" if self.tag and source.strip() else source
-
-    def untagged(self, source: str) -> str:
-        """A source without the tag."""
-        return source.removeprefix(f"{self.tag} ") if self.tag else source
 
 
 def read_mixture(entries: list[dict[str, Any]]) -> tuple[MixtureCorpus, ...]:
@@ -162,16 +152,17 @@ def mixture_pairs(corpora: Sequence[MixtureCorpus]) -> list[Dataset]:
 def tagged_pairs(corpora: Sequence[MixtureCorpus], pairs: Sequence[Dataset]) -> Dataset:
     """All rows in one dataset, corpus after corpus, with the tags in front of the sources."""
     tagged = [
-        rows.map(_tag_sources, fn_kwargs={"tag": corpus.tag}, batched=True, desc="Tags")
+        rows.map(
+            lambda batch, corpus: {"source": [corpus.tagged(text) for text in batch["source"]]},
+            fn_kwargs={"corpus": corpus},
+            batched=True,
+            desc="Tags",
+        )
         if corpus.tag
         else rows
         for corpus, rows in zip(corpora, pairs, strict=True)
     ]
     return concatenate_datasets(tagged)
-
-
-def _tag_sources(rows: dict[str, list[str]], tag: str) -> dict[str, list[str]]:
-    return {"source": [f"{tag} {text}" if text.strip() else text for text in rows["source"]]}
 
 
 def add_tags(tokenizer: PreTrainedTokenizerBase, corpora: Sequence[MixtureCorpus]) -> None:
@@ -371,7 +362,8 @@ class SourceNoise:
         for text, place, key in zip(sources, places.tolist(), keys, strict=True):
             corpus = self.corpora[place]
             rates = {"casing": corpus.casing_noise, "typos": corpus.typo_noise}
-            noisy.append(corpus.tagged(noisy_text(corpus.untagged(text), str(key), **rates)))
+            plain = text.removeprefix(f"{corpus.tag} ") if corpus.tag else text
+            noisy.append(corpus.tagged(noisy_text(plain, str(key), **rates)))
         ids = self.tokenizer(noisy, verbose=False, return_attention_mask=False).input_ids
         return [
             new if len(row) <= self.max_length else old

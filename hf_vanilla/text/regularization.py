@@ -243,20 +243,16 @@ class SubwordDropout:
 
     def _segmentation(self, word: tuple[int, ...], number: int) -> tuple[int, ...]:
         """Draw number `number` of a word."""
-        symbols = self._symbols(word)
-        if symbols is None or len(symbols) == 1:
-            return word
-        draw = random.Random(f"{self._seed} {number} {word}")
-        return tuple(self._ids[piece] for piece in self._merged(symbols, draw))
-
-    def _symbols(self, word: tuple[int, ...]) -> list[str] | None:
-        """The symbols from which merges build a word; None for an unknown or a special token."""
         text = "".join(self._pieces.get(token, "") for token in word)
-        symbols = list(text.removesuffix(self._suffix))
+        symbols = list(text.removesuffix(self._suffix))  # from which merges build the word
         if symbols and len(symbols) < len(text):
             symbols[-1] += self._suffix
         whole = self._merged(symbols, None)
-        return symbols if [self._ids.get(piece) for piece in whole] == list(word) else None
+        is_built = [self._ids.get(piece) for piece in whole] == list(word)
+        if not is_built or len(symbols) == 1:  # an unknown or a special token; a letter
+            return word
+        draw = random.Random(f"{self._seed} {number} {word}")
+        return tuple(self._ids[piece] for piece in self._merged(symbols, draw))
 
     def _merged(self, symbols: Sequence[str], draw: random.Random | None) -> list[str]:
         """The pieces of a word; without `draw` no merge is left out."""
