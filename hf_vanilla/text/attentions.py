@@ -111,9 +111,7 @@ def attentions(
             tokenizer's limit, or the model does not translate.
     """
     if not model.config.is_encoder_decoder or not model.can_generate():
-        raise ValueError(
-            f"{type(model).__name__} does not translate: it has no encoder and decoder"
-        )
+        raise ValueError(f"{type(model).__name__} does not translate: no encoder and decoder")
     if not sentence.strip():
         raise ValueError("the sentence is blank: give some text")
     inputs, written = model_inputs(model, tokenizer, sentence, translation)
@@ -157,9 +155,7 @@ def model_inputs(
     inputs = tokenizer(sentence, return_tensors="pt", verbose=False).to(model.device)
     length, limit = inputs.input_ids.shape[1], tokenizer.model_max_length
     if length > limit:
-        raise ValueError(
-            f"the sentence has {length} tokens, and the model accepts {limit}: shorten it"
-        )
+        raise ValueError(f"the sentence has {length} tokens, the model accepts {limit}: shorten it")
     if translation is None:
         written = model.generate(**inputs)[0].tolist()
     else:
@@ -321,11 +317,6 @@ class LayerSteps:
     output: Tensor
 
 
-def has_layer_steps(model: PreTrainedModel) -> bool:
-    """Whether a model has the layers of this package, whose parts are known here."""
-    return isinstance(model, VanillaForConditionalGeneration)
-
-
 @torch.inference_mode()
 def layer_steps(  # noqa: PLR0913 - a place in a model has four parts
     model: PreTrainedModel,
@@ -355,7 +346,7 @@ def layer_steps(  # noqa: PLR0913 - a place in a model has four parts
     Raises:
         ValueError: the model is of another package, or the place does not exist.
     """
-    if not has_layer_steps(model):
+    if not isinstance(model, VanillaForConditionalGeneration):
         raise ValueError(f"{type(model).__name__} is not a model of this package")
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r}: choose one of {', '.join(KINDS)}")
@@ -389,18 +380,16 @@ def _vectors(
     attention: VanillaAttention, seen: dict[str, Any], *, head: int, token: int
 ) -> dict[str, Tensor]:
     """Vectors of the sublayers, from inputs and outputs of the modules for a batch of one."""
-    (query_input, key_input, value_input, *_), (attended, weights) = seen["attention"]
+    inputs, (attended, weights) = seen["attention"]
+    projections = attention.q_proj, attention.k_proj, attention.v_proj
+    widths = attention.head_dim, attention.head_dim, attention.v_head_dim
     query, key, value = (
         split_heads(projection(states), width)[0, head].float()
-        for projection, states, width in (
-            (attention.q_proj, query_input, attention.head_dim),
-            (attention.k_proj, key_input, attention.head_dim),
-            (attention.v_proj, value_input, attention.v_head_dim),
-        )
+        for projection, states, width in zip(projections, inputs[:3], widths, strict=True)
     )
     of_token = weights[0, head, token].float()  # (S,)
     rows = {
-        "x": query_input,
+        "x": inputs[0],
         "attended": attended,
         "normed": seen["norm"][1],
         "fed": seen["fc2"][1],

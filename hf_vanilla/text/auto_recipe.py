@@ -2,8 +2,8 @@
 
 import logging
 import math
+from collections import namedtuple
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +17,12 @@ from .options import TranslationDataOptions
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class AutoRow:
-    """Settings for a number of pairs; encoder and decoder have the same sizes.
-
-    Attributes:
-        pairs: for which they are meant.
-        vocab_size: entries of the shared vocabulary.
-        d_model: width.
-        layers: of each side.
-        heads: of each attention.
-        ffn_dim: width of the feed-forward layers.
-        dropout: probability.
-        max_steps: optimizer steps.
-        warmup_steps: steps to the peak rate.
-        learning_rate: the peak.
-        tokens_per_step: tokens per side of a step.
-    """
-
-    pairs: int
-    vocab_size: int
-    d_model: int
-    layers: int
-    heads: int
-    ffn_dim: int
-    dropout: float
-    max_steps: int
-    warmup_steps: int
-    learning_rate: float
-    tokens_per_step: int
-
-
+# settings for a number of pairs; encoder and decoder have the same sizes
+AutoRow = namedtuple(
+    "AutoRow",
+    "pairs vocab_size d_model layers heads ffn_dim dropout max_steps warmup_steps learning_rate "
+    "tokens_per_step",
+)
 ROWS = (
     AutoRow(1_000, 1_000, 128, 2, 4, 256, 0.3, 1_200, 150, 5e-3, 2_048),
     AutoRow(3_000, 2_000, 128, 2, 4, 256, 0.2, 2_000, 300, 5e-3, 2_048),

@@ -352,13 +352,22 @@ def write_shards(
         write_files(folder, tokenizer.save_pretrained, mark=mark)
         with whole_file(folder / PREPARED, mark=mark) as unfinished:
             unfinished.write_text(json.dumps(asdict(prepared), indent=1) + "\n", encoding="utf-8")
+    schema = ENCODED.arrow_schema
     for shard in shards_of_part(len(pairs), pairs_per_shard, part, parts):
-        path = prepared.path(folder, shard)
-        if not path.is_file():
-            with whole_file(path, mark=mark) as unfinished:
-                yield from _write_shard(unfinished, pairs, prepared.rows(shard), tokenizer)
-        else:
-            yield prepared.rows(shard)
+        path, rows = prepared.path(folder, shard), prepared.rows(shard)
+        if path.is_file():
+            yield rows
+            continue
+        with (
+            whole_file(path, mark=mark) as unfinished,
+            pa.OSFile(str(unfinished), "wb") as file,
+            pa.ipc.new_stream(file, schema) as writer,
+        ):
+            for first in range(rows.start, rows.stop, ENCODED_AT_ONCE):
+                last = min(first + ENCODED_AT_ONCE, rows.stop)
+                encoded = encode_texts(tokenizer, pairs[first:last])
+                writer.write_table(pa.table(encoded, schema=schema))
+                yield range(first, last)
 
 
 def read_shards(folder: Path, limits: LengthLimits) -> EncodedPairs:
@@ -400,9 +409,7 @@ def read_prepared(folder: Path) -> Prepared:
             if kind is int and not 0 < value <= MOST_PAIRS:
                 raise ValueError(f"{name} is {shown(value)}")
     except FileNotFoundError:
-        raise ValueError(
-            f"{folder} has no {PREPARED}: give a folder of hf-vanilla prepare"
-        ) from None
+        raise ValueError(f"{folder} has no {PREPARED}: give one of hf-vanilla prepare") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{folder / PREPARED} is damaged or of a newer version ({error}): prepare the corpus "
@@ -437,18 +444,6 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Number of entries and hash of the vocabulary."""
     entries = json.dumps(sorted(tokenizer.get_vocab().items()))
     return f"{len(tokenizer):,} entries, {digest_of(entries)}"
-
-
-def _write_shard(
-    path: Path, pairs: Dataset | StreamedPairs, rows: range, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[range]:
-    schema = ENCODED.arrow_schema
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-        for first in range(rows.start, rows.stop, ENCODED_AT_ONCE):
-            last = min(first + ENCODED_AT_ONCE, rows.stop)
-            texts = pairs[first:last]
-            writer.write_table(pa.table(encode_texts(tokenizer, texts), schema=schema))
-            yield range(first, last)
 
 
 def _read_shard(path: Path, count: int) -> Dataset:

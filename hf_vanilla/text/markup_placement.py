@@ -350,12 +350,12 @@ def _joined(
     """The text of all words, as they are `written`, and items."""
     text, end = "", 0
     same = 0  # so many last characters are those of the translation
-    for number, word in enumerate(words):
-        items, is_same = gaps[number], word.text == translation[word.first : word.last]
+    for place, word in enumerate(words):
+        items, is_same = gaps[place], word.text == translation[word.first : word.last]
         space = translation[end : word.first] if text else ""
         end = word.last
         if items:
-            following = (other.text for other in words[number:] if other.text)
+            following = (other.text for other in words[place:] if other.text)
             text += _gap(space, items, text[-1:], next(following, "")[:1])
             same = 0
         if word.text is None:
@@ -363,17 +363,12 @@ def _joined(
             continue
         text += "" if items else space
         same = same + len(space) if is_same else 0
-        if _extends(text, word.text) > same:
+        number = NUMBER_BEFORE.search(text[-2:]) if word.text[0].isdigit() else None
+        if number is not None and len(number.group()) > same:  # it would be another number
             text, same = text + " ", 0
         text += written(word.text)
         same += len(word.text) if is_same else 0
     return text + _gap("", gaps[-1], text[-1:], "")
-
-
-def _extends(text: str, word: str) -> int:
-    """How many last characters of a text a word would make another number; 0: none."""
-    number = NUMBER_BEFORE.search(text[-2:]) if word[0].isdigit() else None
-    return 0 if number is None else len(number.group())
 
 
 def _gap(space: str, items: Sequence[Item], before: str, after: str) -> str:

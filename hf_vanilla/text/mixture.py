@@ -117,9 +117,7 @@ def check_stages(corpora: Sequence[MixtureCorpus], max_steps: int) -> None:
             )
     for first, _ in pairwise(_boundaries(corpora, max_steps)):
         if not any(_is_used(corpus, first) for corpus in corpora):
-            raise ValueError(
-                f"mixture: no corpus is used in step {first}: change first_step or last_step"
-            )
+            raise ValueError(f"mixture: step {first} has no corpus: change first_step or last_step")
 
 
 def _boundaries(corpora: Sequence[MixtureCorpus], max_steps: int) -> list[int]:
@@ -237,15 +235,19 @@ class MixtureOrder:
         weights = [[c.weight if _is_used(c, step) else 0.0 for c in corpora] for step in steps]
         totals = np.cumsum(weights, axis=1)  # (stages, C)
         self._ends = totals / totals[:, -1:]
+        # micro-batches of each corpus before each block
         self._counts = [np.zeros(len(corpora), dtype=np.int64)]
         self._latest: tuple[int, np.ndarray] | None = None
 
     def __getitem__(self, number: int) -> list[int]:
         """Row numbers of micro-batch `number` of the run."""
         block, place = divmod(number, NUMBERS_AT_ONCE)
+        while len(self._counts) <= block:
+            counts = np.bincount(self._chosen(len(self._counts) - 1), minlength=len(self._corpora))
+            self._counts.append(self._counts[-1] + counts)
         chosen = self._chosen(block)
         corpus = int(chosen[place])
-        visit = int(self._before(block)[corpus]) + int((chosen[:place] == corpus).sum())
+        visit = int(self._counts[block][corpus]) + int((chosen[:place] == corpus).sum())
         sampler, first = self._samplers[corpus], self._firsts[corpus]
         rows = sampler.batch(*divmod(visit, len(sampler)))
         return [row if row == EMPTY_ROW else first + row for row in rows]
@@ -260,14 +262,6 @@ class MixtureOrder:
             first = block * NUMBERS_AT_ONCE
             self._latest = block, self.corpora_of(np.arange(first, first + NUMBERS_AT_ONCE))
         return self._latest[1]
-
-    def _before(self, block: int) -> np.ndarray:
-        """Micro-batches of each corpus before a block."""
-        while len(self._counts) <= block:
-            chosen = self._chosen(len(self._counts) - 1)
-            counts = np.bincount(chosen, minlength=len(self._corpora))
-            self._counts.append(self._counts[-1] + counts)
-        return self._counts[block]
 
     def corpora_of(self, numbers: np.ndarray) -> np.ndarray:
         """The number of the corpus of each micro-batch.

@@ -107,7 +107,7 @@ def test_a_stage_beyond_the_run_and_a_step_without_a_corpus_are_refused():
         ValueError, match=r"first_step=11 of a.en is after the last step, max_steps=10"
     ):
         check_stages([corpus(), corpus(first_step=11)], 10)
-    with pytest.raises(ValueError, match="no corpus is used in step 5"):
+    with pytest.raises(ValueError, match="step 5 has no corpus"):
         check_stages([corpus(last_step=4), corpus(first_step=7)], 10)
     check_stages([corpus(last_step=4), corpus(first_step=5)], 10)
 

@@ -136,7 +136,7 @@ def test_every_field_of_the_table_is_one_of_transformers_or_of_the_paper():
 
 def test_a_token_id_beyond_the_vocabulary_is_refused(trained_run):
     for field in ({"forced_bos_token_id": 50_000}, {"bad_words_ids": [[3], [4, 50_000]]}):
-        with pytest.raises(ValueError, match="=50000: the vocabulary has ids up to"):
+        with pytest.raises(ValueError, match="=50000: the vocabulary ends at"):
             Translator(str(trained_run), **field)
 
 

@@ -135,7 +135,7 @@ def test_shards_of_a_newer_version_are_refused(shards, change, message):
 
 
 def test_a_folder_without_shards_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"has no prepared.json: give a folder of hf-vanilla prep"):
+    with pytest.raises(ValueError, match=r"has no prepared.json: give one of hf-vanilla prep"):
         read_shards(tmp_path, LIMITS)
 
 
