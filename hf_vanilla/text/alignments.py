@@ -202,9 +202,7 @@ class Aligner:
             `(len(heads), V, U)` for each pair.
         """
         sources = self._tokenizer([source for source, _ in pairs], verbose=False).input_ids
-        targets = self._tokenizer(
-            text_target=[target for _, target in pairs], verbose=False
-        ).input_ids
+        targets = self._tokenizer(text_target=[text for _, text in pairs], verbose=False).input_ids
         limit = self._tokenizer.model_max_length
         for line, source, target in zip(lines, sources, targets, strict=False):
             for name, ids in (("source", source), ("target", target)):

@@ -248,12 +248,17 @@ def readable_tokens(
     is_bytes = isinstance(getattr(backend, "decoder", None), decoders.ByteLevel)
     word_end = getattr(getattr(backend, "model", None), "end_of_word_suffix", None)
     special = set(tokenizer.all_special_tokens)
+    alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
     texts = []
     for token in _tokens(tokenizer, ids, is_source=is_source):
         if token in special:
             texts.append(token)
             continue
-        text = _text_of_bytes(token) if is_bytes else token.replace("▁", " ")
+        text = token if is_bytes else token.replace("▁", " ")
+        if is_bytes and set(token) <= alphabet.keys():
+            text = bytes(alphabet[c] for c in token).decode("utf-8", "surrogateescape")
+            # bytes of an incomplete character
+            text = text.translate({0xDC00 + byte: f"⟨{byte:02X}⟩" for byte in range(0x80, 0x100)})
         if word_end:  # mark a token inside a word as fairseq's dictionaries do
             text = text.removesuffix(word_end) if text.endswith(word_end) else f"{text}@@"
         text = text.replace(" ", SPACE).replace("\n", LINE_END)
@@ -270,15 +275,6 @@ def _tokens(
         return [tokens[token_id] for token_id in ids]
     own = None if is_source else tokenizer.init_kwargs.get("target_pieces")
     return tokenizer.convert_ids_to_tokens(list(ids)) if own is None else [own[i] for i in ids]
-
-
-def _text_of_bytes(token: str) -> str:
-    """A token of byte-level BPE as text; bytes of an incomplete character in hexadecimal."""
-    alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
-    if not set(token) <= alphabet.keys():
-        return token
-    text = bytes(alphabet[c] for c in token).decode("utf-8", "surrogateescape")
-    return text.translate({0xDC00 + byte: f"⟨{byte:02X}⟩" for byte in range(0x80, 0x100)})
 
 
 # --- the vectors of one token (3.1 to 3.3) --------------------------------------------------------

@@ -23,13 +23,7 @@ from hf_vanilla.loading import check_section, load_saved
 from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.recipe import Recipe
 
-from .encoding import (
-    EncodedPairs,
-    LengthLimits,
-    encode_pairs,
-    read_shards,
-    shards_tokenizer,
-)
+from .encoding import EncodedPairs, LengthLimits, encode_pairs, read_shards, shards_tokenizer
 from .loading import load_translator, require_own
 from .mixture import add_tags, check_tags, first_rows, mixture_pairs, tagged_pairs
 from .options import TranslationDataOptions

@@ -193,11 +193,7 @@ class SentenceDecoder:
         return batches_of_similar_length(lengths, self.tokens_per_batch)
 
     def _translate_batch(
-        self,
-        rows: dict[int, list[int]],
-        batch: list[int],
-        window: list[Sentence],
-        decode: Decode,
+        self, rows: dict[int, list[int]], batch: list[int], window: list[Sentence], decode: Decode
     ) -> list[tuple[int, Any]]:
         """Indices and results; a batch that fails is halved until one sentence is left."""
         try:

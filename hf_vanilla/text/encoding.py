@@ -26,14 +26,8 @@ from hf_vanilla.file_values import checked, shown
 from hf_vanilla.files import digest_of, whole_file, write_files
 from hf_vanilla.loading import load_saved
 
-ENCODED = Features(
-    {
-        "input_ids": ListOf(Value("int32")),
-        "labels": ListOf(Value("int32")),
-        "source_length": Value("int32"),
-        "target_length": Value("int32"),
-    }
-)
+IDS, LENGTH = ListOf(Value("int32")), Value("int32")
+ENCODED = Features(input_ids=IDS, labels=IDS, source_length=LENGTH, target_length=LENGTH)
 # pairs that are encoded at once and stored together: with this many, a column of lengths fills
 # whole pages and is read without touching the ids
 ENCODED_AT_ONCE = 10_000
@@ -146,11 +140,7 @@ def encode_texts(
 
 
 def encode_pairs(
-    pairs: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    limits: LengthLimits,
-    *,
-    workers: int = 1,
+    pairs: Dataset, tokenizer: PreTrainedTokenizerBase, limits: LengthLimits, *, workers: int = 1
 ) -> EncodedPairs:
     """Tokenize `source` and `target`, and drop the pairs outside the limits.
 
@@ -294,9 +284,8 @@ class StreamedPairs:
         return self._count
 
     def __getitem__(self, rows: slice) -> dict[str, list[str]]:
-        read = list(
-            islice(self._iterator, rows.start - self._following, rows.stop - self._following)
-        )
+        first, end = rows.start - self._following, rows.stop - self._following
+        read = list(islice(self._iterator, first, end))
         self._following = rows.stop
         return {side: [row[side] for row in read] for side in ("source", "target")}
 
@@ -387,10 +376,20 @@ def read_shards(folder: Path, limits: LengthLimits) -> EncodedPairs:
             f"{prepared.path(folder, missing[0]).name}: run hf-vanilla prepare again, which writes "
             "what is missing"
         )
-    parts = [
-        _read_shard(prepared.path(folder, shard), len(prepared.rows(shard)))
-        for shard in range(prepared.shards)
-    ]
+    parts = []
+    for shard in range(prepared.shards):
+        path, count = prepared.path(folder, shard), len(prepared.rows(shard))
+        found, reason = None, ""
+        try:
+            parts.append(Dataset.from_file(str(path)))
+            found = len(parts[-1])
+        except (pa.ArrowInvalid, OSError) as error:
+            reason = f" ({error})"
+        if found != count:
+            raise ValueError(
+                f"{path} is damaged: it has {found or 'no'} readable pairs of {count}{reason}. "
+                "Remove it and run hf-vanilla prepare again"
+            )
     key = digest_of(json.dumps(asdict(prepared)))
     return pairs_within(concatenate_datasets(parts), limits, f"vanilla-shards-{key}")
 
@@ -444,21 +443,6 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Number of entries and hash of the vocabulary."""
     entries = json.dumps(sorted(tokenizer.get_vocab().items()))
     return f"{len(tokenizer):,} entries, {digest_of(entries)}"
-
-
-def _read_shard(path: Path, count: int) -> Dataset:
-    reason = ""
-    try:
-        rows = Dataset.from_file(str(path))
-        found = len(rows)
-    except (pa.ArrowInvalid, OSError) as error:
-        found, reason = None, f" ({error})"
-    if found != count:
-        raise ValueError(
-            f"{path} is damaged: it has {found or 'no'} readable pairs of {count}{reason}. Remove "
-            "it and run hf-vanilla prepare again"
-        )
-    return rows
 
 
 def _corpus_fingerprint(pairs: Dataset | StreamedPairs) -> str:

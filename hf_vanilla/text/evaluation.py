@@ -120,10 +120,7 @@ def tagged_spans(text: str) -> tuple[list[str], list[Span], bool]:
 
 
 def _distances(
-    words: list[str],
-    reference_words: list[str],
-    spans: list[Span],
-    reference_spans: list[Span],
+    words: list[str], reference_words: list[str], spans: list[Span], reference_spans: list[Span]
 ) -> list[float]:
     """Words between the beginnings of equal tags, in their order, on words that both lines have."""
     matcher = SequenceMatcher(None, reference_words, words, autojunk=False)

@@ -37,18 +37,12 @@ N_BEST_FORMATS = ("tsv", "jsonl")
 class TranslateOptions(DecodingOptions):
     """Translate a file or stdin, one sentence per line."""
 
-    model: str = option(
-        "", "model folder or Hub id; default: the model of number words in the package"
-    )
+    model: str = option("", "model folder or Hub id; default: the package's model of number words")
     input: str = option("-", "UTF-8 text, plain or .gz, one sentence per line; -: stdin")
     output: str = option("-", "file for the translations, plain or .gz; -: stdout")
     overwrite: bool = option(False, "replace an existing output file")
-    n_best: int | None = option(
-        None, "write this many hypotheses per line, with scores", at_least=1
-    )
-    format: str = option(
-        "tsv", "of n-best lists and alignments: tsv or jsonl", choices=N_BEST_FORMATS
-    )
+    n_best: int | None = option(None, "write so many hypotheses per line, with scores", at_least=1)
+    format: str = option("tsv", "n-best lists and alignments: tsv or jsonl", choices=N_BEST_FORMATS)
     alignments: bool = option(False, "write word alignments (0-0 1-2) beside translations")
     alignment_head: str | None = option(None, "LAYER or LAYER:HEAD from 0; default: see align")
 
@@ -190,10 +184,7 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
     """Open a file or stdout in UTF-8, whatever the locale is; a file appears when complete."""
     if path is not None:
         write = gzip.open if path.suffix == ".gz" else open
-        with (
-            whole_file(path) as unfinished,
-            write(unfinished, "wt", encoding="utf-8") as file,
-        ):
+        with whole_file(path) as unfinished, write(unfinished, "wt", encoding="utf-8") as file:
             yield file
         return
     buffer = getattr(sys.stdout, "buffer", None)

@@ -78,9 +78,7 @@ FLAG = Kind(lambda value: isinstance(value, bool), "give true or false")
 ID = Kind(_is_id, "give a token id", has_none=True)
 IDS = Kind(_is_ids, "give a list of token ids, such as [3, 5]", has_none=True)
 ID_OR_IDS = Kind(lambda value: _is_id(value) or _is_ids(value), "give token ids", has_none=True)
-ID_LISTS = Kind(
-    _list_of(_is_ids), "give a list of lists of token ids, such as [[3, 5]]", has_none=True
-)
+ID_LISTS = Kind(_list_of(_is_ids), "give lists of token ids, such as [[3, 5]]", has_none=True)
 BIASES = Kind(
     _list_of(_is_bias),
     "give lists of token ids with a bias, such as [[[3, 5], -2.0]]",

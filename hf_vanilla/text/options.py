@@ -90,9 +90,7 @@ class TranslationDataOptions(PairOptions):
         of_data=True,
         chooses_data=True,
     )
-    validation_source: str | None = option(
-        None, "file of source sentences for validation", of_data=True
-    )
+    validation_source: str | None = option(None, "file of validation sentences", of_data=True)
     validation_target: str | None = option(None, "file of their translations", of_data=True)
     source_language: str | None = option(None, "code for the model card, such as en", of_data=True)
     target_language: str | None = option(None, "code for the model card, such as de", of_data=True)

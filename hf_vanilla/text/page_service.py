@@ -188,10 +188,8 @@ class PageService:
         if name not in self._models:
             with _any_error_of(name, "This model cannot be used."):
                 model, tokenizer = load_translator(name, dtype=self.dtype)
-                config, described = (
-                    model.config,
-                    f"{model.num_parameters() / 1e6:.1f} million parameters",
-                )
+                config = model.config
+                described = f"{model.num_parameters() / 1e6:.1f} million parameters"
                 if hasattr(config, "encoder_layers"):  # T5 has other names for its layers
                     described += (
                         f", {config.encoder_layers} + {config.decoder_layers} layers, "

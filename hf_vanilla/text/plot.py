@@ -163,10 +163,7 @@ def save_heat_maps(
         corner = (column * (panel[0] + GAP), height - row * (panel[1] + GAP) - panel[1])
         axes = _panel(figure, corner, panel)
         image = axes.imshow(grid[row, column].numpy(), **scale)
-        # thin lines between words on both axes, so that reordering shows as whole blocks
-        for side, draw in zip(tokens, (axes.axhline, axes.axvline), strict=True):
-            for first, _ in _words(side)[1:]:
-                draw(first - 0.1, linewidth=0.5, color="0.6")
+        _divide_words(axes, tokens)
         if is_one:  # C1: the second colour of the style
             places = grid[0, 0].argmax(-1)[: queries - is_special(tokens[0][-1])]
             axes.plot(places, range(len(places)), "o-", markersize=3, color="C1")
@@ -189,6 +186,13 @@ def save_heat_maps(
     above = 1 + (0.12 if columns == 1 else 0.32) / height
     figure.suptitle(title, fontsize=10, y=above, va="bottom")
     save_figure(figure, path)
+
+
+def _divide_words(axes: Any, tokens: tuple[list[str], list[str]]) -> None:
+    """Draw thin lines between words on both axes, so that reordering shows as whole blocks."""
+    for side, draw in zip(tokens, (axes.axhline, axes.axvline), strict=True):
+        for first, _ in _words(side)[1:]:
+            draw(first - 0.1, linewidth=0.5, color="0.6")
 
 
 def _words(tokens: list[str]) -> list[list[float]]:

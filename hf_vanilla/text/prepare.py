@@ -66,12 +66,9 @@ def prepare_shards(options: PrepareOptions) -> Path:
     corpus = load_corpus(options.text, is_stream=options.streaming)
     if options.part == 1 and "validation" in corpus:  # two files, which `train --prepared` needs
         folder.mkdir(parents=True, exist_ok=True)
-        texts = [
-            [" ".join(row[side].split()) + "\n" for side in SIDES] for row in corpus["validation"]
-        ]
-        files = [folder / f"validation.{side}" for side in SIDES]
-        for file, lines in zip(files, zip(*texts, strict=True), strict=True):
-            write_text(file, "".join(lines))
+        rows, files = list(corpus["validation"]), [folder / f"validation.{side}" for side in SIDES]
+        for side, file in zip(SIDES, files, strict=True):
+            write_text(file, "".join(" ".join(row[side].split()) + "\n" for row in rows))
         logger.info("validation pairs: --validation_source %s --validation_target %s", *files)
     pairs = StreamedPairs(corpus["train"]) if options.streaming else corpus["train"]
     cut = {"pairs_per_shard": options.pairs_per_shard, "part": options.part, "parts": options.parts}

@@ -263,9 +263,7 @@ class TextService:
 
     def languages(self) -> list[dict[str, Any]]:
         """`GET /languages`."""
-        codes = dict.fromkeys(
-            code for model in self.models for code in (model.source, model.target)
-        )
+        codes = dict.fromkeys(code for one in self.models for code in (one.source, one.target))
         return [
             {
                 "code": code,
@@ -339,7 +337,10 @@ class TextService:
             ValueError: a text cannot be translated.
             BusyError: too many wait.
         """
-        is_html = _is_html(body)
+        form = _text(body, "format", "text")
+        if form not in ("text", "html"):
+            raise ValueError(f"The format {form[:20]!r} is neither text nor html.")
+        is_html = form == "html"
         prepared: list[Prepared] = []
         plan: list[Plan] = []
         for text in texts:
@@ -390,17 +391,15 @@ def _numbers(blocks: Plan) -> list[int]:
 
 def _text_of(blocks: Plan, found: Sequence[Translated], rank: int) -> str:
     """The translations of a text, joined; where a sentence has fewer, its best."""
-
-    def text(at: int) -> str:
-        hypotheses = found[at].hypotheses
-        return hypotheses[rank if rank < len(hypotheses) else 0].text
-
-    return "".join(
-        block
-        if isinstance(block, str)
-        else joined([piece for piece, _ in block], [text(at) for _, at in block])
-        for block in blocks
-    )
+    text = ""
+    for block in blocks:
+        if isinstance(block, str):
+            text += block
+            continue
+        lists = [found[at].hypotheses for _, at in block]
+        chosen = [(one[rank] if rank < len(one) else one[0]).text for one in lists]
+        text += joined([piece for piece, _ in block], chosen)
+    return text
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -439,13 +438,6 @@ def _text(body: Any, name: str, default: str) -> str:
 
 def _flag(body: Any, name: str) -> bool:
     return body.get(name, False) in (True, "true", "True", "1", 1)
-
-
-def _is_html(body: Any) -> bool:
-    form = _text(body, "format", "text")
-    if form not in ("text", "html"):
-        raise ValueError(f"The format {form[:20]!r} is neither text nor html.")
-    return form == "html"
 
 
 class _Elements(HTMLParser):

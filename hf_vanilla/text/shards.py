@@ -18,7 +18,6 @@ from hf_vanilla.data.lines import opened
 from hf_vanilla.files import PARTIAL, whole_file, write_text
 
 from .decoding import Progress
-from .n_best import Hypothesis
 from .text_translator import TextTranslator
 from .translator import Translator
 
@@ -28,6 +27,8 @@ EARLIER_FAILED = ".failed.txt"  # its name in folders of earlier versions
 PARQUET = ".parquet"
 TRANSLATION = "translation"
 SCORE = "translation_score"
+# texts to their translations, or to their n-best lists
+Search = Callable[[Iterable[str]], Iterator[Any]]
 NOT_SHOWN = ("inputs", "model_files", "ensemble_files", "terminology")  # settings of many values
 
 
@@ -158,7 +159,7 @@ def translate_shard(
     # every worker has its own temporary name; the file of a killed worker names its shard
     mark = f"{socket.gethostname()}-{os.getpid()}"
     options: dict[str, Any] = {"progress": progress, "first_line": shard.first_line}
-    search: Callable[[Iterable[str]], Iterator[str] | Iterator[list[Hypothesis]]]
+    search: Search
     if n_best is None:
         search = partial(translator.translate, **options)
     else:
@@ -223,13 +224,11 @@ def _input_files(inputs: Sequence[str]) -> list[Path]:
 
 def _shards_of(manifest: Path, facts: dict[str, Any]) -> list[Shard]:
     saved = json.loads(manifest.read_text(encoding="utf-8"))
-    before, now = saved["facts"], json.loads(json.dumps(facts))
-    changed = sorted(
-        name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
-    )
+    old, new = saved["facts"], json.loads(json.dumps(facts))
+    changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     if changed:
         named = ", ".join(
-            name if name in NOT_SHOWN else f"{name}={before.get(name)!r}" for name in changed
+            name if name in NOT_SHOWN else f"{name}={old.get(name)!r}" for name in changed
         )
         raise ValueError(
             f"an earlier run wrote {manifest.parent} with other {named}: "
@@ -289,7 +288,7 @@ def _row_groups(path: Path, column: str, added: Sequence[str]) -> list[tuple[int
     return [(group, file.metadata.row_group(group).num_rows) for group in groups]
 
 
-def _write_text(shard: Shard, path: Path, search: Callable[[Iterable[str]], Iterator[Any]]) -> int:
+def _write_text(shard: Shard, path: Path, search: Search) -> int:
     """Write a translation per line, or a row per hypothesis: source, translation, score."""
     read, kept = tee(_lines(shard))
     count = 0
@@ -322,13 +321,7 @@ def _lines(shard: Shard) -> Iterator[str]:
             yield text.rstrip("\r\n")
 
 
-def _write_parquet(
-    shard: Shard,
-    path: Path,
-    search: Callable[[Iterable[str]], Iterator[Any]],
-    *,
-    is_n_best: bool,
-) -> int:
+def _write_parquet(shard: Shard, path: Path, search: Search, *, is_n_best: bool) -> int:
     """Write the rows of the shard with all their columns and a column `translation`."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -227,9 +227,7 @@ def page_files(facts: dict[str, Any], *, title: str = TITLE, policy: str = "") -
     """
     files = {name: (VIEWS / name).read_text(encoding="utf-8") for name in ("page.css", *PAGE_FILES)}
     index = Template((VIEWS / "index.html").read_text(encoding="utf-8")).substitute(
-        title=html.escape(title),
-        facts=json.dumps(facts).replace("<", "\\u003c"),
-        policy=policy,
+        title=html.escape(title), facts=json.dumps(facts).replace("<", "\\u003c"), policy=policy
     )
     return {"index.html": index, **files}
 

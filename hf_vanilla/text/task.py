@@ -329,11 +329,7 @@ class TranslationTask:
         assert pairs is not None
         assert text is not None
         nll = validation_nll(
-            accelerator,
-            model,
-            pairs,
-            self.collate,
-            tokens_per_batch=options.tokens_per_batch,
+            accelerator, model, pairs, self.collate, tokens_per_batch=options.tokens_per_batch
         )
         values = {"nll": nll, "perplexity": perplexity(nll)}
         if not options.eval_sentences:

@@ -15,14 +15,7 @@ from hf_vanilla.models.search_vanilla_constraints import Constraints
 
 from .alignments import Aligner, AlignmentHead, Links, saved_head
 from .decoding import TOKENS_PER_BATCH, WINDOW_LINES, Progress, Sentence, SentenceDecoder
-from .engines import (
-    Engine,
-    TorchEngine,
-    check_beams,
-    check_memory_limit,
-    check_n_best,
-    load_engine,
-)
+from .engines import Engine, TorchEngine, check_beams, check_memory_limit, check_n_best, load_engine
 from .generation_fields import check_own_search
 from .n_best import Hypothesis
 from .terminology import phrase_of, sentences_with_phrases

@@ -114,7 +114,7 @@ def test_impossible_values_of_fields_are_refused_with_a_remedy():
         ("top_p", "2", "give a number from 0 to 1"),
         ("top_p", ".nan", "give a number from 0 to 1"),
         ("exponential_decay_length_penalty", "3", "give the first token and a factor"),
-        ("bad_words_ids", "[3]", "give a list of lists of token ids"),
+        ("bad_words_ids", "[3]", "give lists of token ids"),
         ("sequence_bias", "{3: 5}", "give lists of token ids with a bias"),
         ("watermarking_config", "foo", "known: bad_words_ids, begin_suppress_tokens"),
     ]
