@@ -75,8 +75,8 @@ def prepare_shards(options: PrepareOptions) -> Path:
     size = options.pairs_per_shard
     total = sum(min(size, len(pairs) - n * size) for n in shards_of_part(len(pairs), **cut))
     with tqdm(total=total, desc="Tokenizing", unit="pair") as bar:
-        for rows in write_shards(pairs, tokenizer, folder, **cut):
-            bar.update(len(rows))
+        for written in write_shards(pairs, tokenizer, folder, **cut):
+            bar.update(len(written))
     prepared = read_prepared(folder)
     missing = sum(not prepared.path(folder, n).is_file() for n in range(prepared.shards))
     logger.info(

@@ -225,8 +225,8 @@ class SubwordDropout:
         rows = []  # the ids of each word of a text; special tokens are words
         for number in range(len(texts)):
             tokens = zip(encoded[number].ids, encoded[number].word_ids, strict=True)
-            words = groupby(tokens, lambda pair: pair[1])
-            rows.append([tuple(token for token, _ in word) for _, word in words])
+            groups = groupby(tokens, lambda pair: pair[1])
+            rows.append([tuple(token for token, _ in word) for _, word in groups])
         choices = iter(torch.randint(DRAWS, (sum(map(len, rows)),), generator=generator).tolist())
         found = []
         for words, usual in zip(rows, encoded.input_ids, strict=True):
