@@ -119,13 +119,15 @@ def attentions(
     with torch.inference_mode():
         outputs = eager(**inputs, output_attentions=True, use_cache=False)
     target = readable_tokens(tokenizer, written[1:])
+    kinds = (outputs.encoder_attentions, outputs.decoder_attentions, outputs.cross_attentions)
+    encoder, decoder, cross = (torch.stack(layers)[:, 0].float().cpu() for layers in kinds)
     return Attentions(
         source=readable_tokens(tokenizer, inputs["input_ids"][0].tolist(), is_source=True),
         target=target,
         read=[START, *target[:-1]],
-        encoder=_stacked(outputs.encoder_attentions),
-        decoder=_stacked(outputs.decoder_attentions),
-        cross=_stacked(outputs.cross_attentions),
+        encoder=encoder,
+        decoder=decoder,
+        cross=cross,
         log_probs=outputs.logits[0].float().log_softmax(dim=-1).cpu(),
         target_ids=list(written[1:]),
     )
@@ -226,10 +228,6 @@ def _collect_tensors(value: Any, tensors: dict[int, Any], seen: set[int]) -> Non
         value = getattr(value, "__dict__", {})
     for item in value.values() if isinstance(value, dict) else value:
         _collect_tensors(item, tensors, seen)
-
-
-def _stacked(layers: tuple[Tensor, ...]) -> Tensor:
-    return torch.stack(layers)[:, 0].float().cpu()
 
 
 def readable_tokens(

@@ -6,6 +6,7 @@ can also measure all layers and heads on pairs whose alignments are known.
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -232,25 +233,20 @@ def _gold_of_files(options: AlignOptions) -> list[AlignedPair]:
     pairs = []
     for number, (row, line) in enumerate(zip(rows, lines, strict=True), start=1):
         source, target = (tuple(word_spans(row[side])) for side in ("source", "target"))
-        try:
-            sure = {_link(part, "-") for part in line.split() if "-" in part}
-            possible = {_link(part, "?") for part in line.split() if "-" not in part}
-        except ValueError:
-            raise ValueError(
-                f"{options.gold}, line {number}: {line!r:.60} is no alignment: give 0-0 for sure "
-                "and 1?2 for possible links"
-            ) from None
-        for i, j in sure | possible:
+        links: dict[str, set[tuple[int, int]]] = {"-": set(), "?": set()}  # by their signs
+        for part in line.split():
+            if (link := re.fullmatch(r"(\d+)([-?])(\d+)", part)) is None:
+                raise ValueError(
+                    f"{options.gold}, line {number}: {line!r:.60} is no alignment: give 0-0 for "
+                    "sure and 1?2 for possible links"
+                )
+            i, j = int(link[1]), int(link[3])
             if i >= len(source) or j >= len(target):
                 raise ValueError(f"{options.gold}, line {number}: there is no word {i}-{j}")
-        gold = frozenset(sure), frozenset(sure | possible)
+            links[link[2]].add((i, j))
+        gold = frozenset(links["-"]), frozenset(links["-"] | links["?"])
         pairs.append(AlignedPair(row["source"], row["target"], source, target, *gold))
     return pairs
-
-
-def _link(part: str, sign: str) -> tuple[int, int]:
-    source, target = part.split(sign)
-    return int(source), int(target)
 
 
 # --- the built-in corpus ------------------------------------------------------------------------
