@@ -48,9 +48,7 @@ class CorpusOptions(DecodingOptions):
     n_best: int | None = option(
         None, "write this many pairs per line: source, translation, score", at_least=1
     )
-    workers: int = option(
-        1, "processes, started by Ray Data; 1: this process, without Ray", at_least=1
-    )
+    workers: int = option(1, "processes, of Ray Data; 1: this process, without Ray", at_least=1)
     address: str | None = option(None, "Ray cluster, such as ray://HOST:10001 or auto")
     threads_per_worker: int = option(1, "CPU threads of a Ray worker", at_least=1)
     gpus_per_worker: int = option(0, "GPUs of a Ray worker, 0 or 1", at_least=0, at_most=1)

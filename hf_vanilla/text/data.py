@@ -175,9 +175,8 @@ def fingerprint(pairs: EncodedPairs) -> str:
     rows = pairs.rows.with_format("numpy")
     firsts = np.arange(0, count, ROWS_AT_ONCE)
     if count > FINGERPRINT_ROWS:
-        firsts = np.linspace(
-            0, count - ROWS_AT_ONCE, FINGERPRINT_ROWS // ROWS_AT_ONCE, dtype=np.int64
-        )
+        runs = FINGERPRINT_ROWS // ROWS_AT_ONCE
+        firsts = np.linspace(0, count - ROWS_AT_ONCE, runs, dtype=np.int64)
     for first in firsts.tolist():
         batch = rows[first : first + ROWS_AT_ONCE]
         for column in ("input_ids", "labels"):

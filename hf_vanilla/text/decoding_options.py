@@ -38,9 +38,7 @@ class DecodingOptions(Options):
     dtype: str | None = option(
         None, "float32, bfloat16 or int8, of engine torch; default: as it was saved", choices=DTYPES
     )
-    num_beams: int | None = option(
-        None, "beams per sentence; default: the model's own number", at_least=1
-    )
+    num_beams: int | None = option(None, "beams per sentence; default: the model's", at_least=1)
     generation: dict[str, Any] = option(
         {},
         "field of the generation config: --generation.KEY VALUE, such as --generation.top_k 10",

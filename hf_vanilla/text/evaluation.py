@@ -78,8 +78,7 @@ def score_markup(translations: Sequence[str], references: Sequence[str]) -> Mark
         words, spans, is_nested = tagged_spans(translation)
         well_formed += is_nested
         tags = [
-            sorted(tag.group() for tag in TAG_NAME.finditer(text))
-            for text in (translation, reference)
+            sorted(tag[0] for tag in TAG_NAME.finditer(one)) for one in (translation, reference)
         ]
         complete += tags[0] == tags[1]
         ours, theirs = (

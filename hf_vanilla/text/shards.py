@@ -227,9 +227,7 @@ def _shards_of(manifest: Path, facts: dict[str, Any]) -> list[Shard]:
     old, new = saved["facts"], json.loads(json.dumps(facts))
     changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     if changed:
-        named = ", ".join(
-            name if name in NOT_SHOWN else f"{name}={old.get(name)!r}" for name in changed
-        )
+        named = ", ".join(one if one in NOT_SHOWN else f"{one}={old.get(one)!r}" for one in changed)
         raise ValueError(
             f"an earlier run wrote {manifest.parent} with other {named}: "
             "use the same again, or choose another output"

@@ -486,6 +486,5 @@ def plain_nll(logits: Tensor, labels: Tensor) -> Tensor:
         labels: `(B, T)` int64; -100 is padding.
     """
     parts = zip(logits.flatten(0, 1).split(1024), labels.flatten().split(1024), strict=True)
-    return torch.stack(
-        [cross_entropy(rows.float(), ids, reduction="sum") for rows, ids in parts]
-    ).sum()
+    sums = [cross_entropy(rows.float(), ids, reduction="sum") for rows, ids in parts]
+    return torch.stack(sums).sum()

@@ -151,15 +151,14 @@ class TextTranslator:
         read = map(Sentence, sentences, count(first_line))
         # a function counts texts, which may have several sentences each
         advance = progress if callable(progress) and self._splitter is not None else None
-        found = self._translated(
-            self._pieces(read, waiting), progress if advance is None else False
-        )
+        pieces = self._pieces(read, waiting)
+        found = self._translated(pieces, progress if advance is None else False)
         for first in found:
-            pieces = waiting.popleft()
-            translations = [first, *islice(found, len(pieces) - 1)]
+            of_text = waiting.popleft()
+            translations = [first, *islice(found, len(of_text) - 1)]
             if advance is not None:
                 advance(1)
-            yield joined(pieces, translations)
+            yield joined(of_text, translations)
 
     def _pieces(self, texts: Iterable[Sentence], waiting: deque[list[Piece]]) -> Iterator[Sentence]:
         """The sentences of all texts; `waiting` gets those of each."""

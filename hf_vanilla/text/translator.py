@@ -167,9 +167,8 @@ class Translator(SentenceDecoder):
         aligner = self.aligner(head)
         total = length_hint(sentences) or None
         read, kept = tee(sentences)
-        texts = self.translate_all(
-            map(Sentence, read, count(first_line)), progress=progress, total=total
-        )
+        given = map(Sentence, read, count(first_line))
+        texts = self.translate_all(given, progress=progress, total=total)
         return _aligned(aligner, zip(kept, texts, strict=True), self.window, first_line)
 
     def aligner(self, head: AlignmentHead | None = None) -> Aligner:
