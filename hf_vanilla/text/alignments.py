@@ -140,7 +140,10 @@ class Aligner:
     ) -> None:
         if not has_one_vocabulary(tokenizer):
             raise ValueError("alignments need a tokenizer with one vocabulary for both languages")
-        self.head = checked_head(head, *_layers_and_heads(model))
+        # T5 and others have names of their own for these
+        decoder = model.config.get_text_config(decoder=True)
+        self.layers, self.heads = decoder.num_hidden_layers, decoder.num_attention_heads
+        self.head = checked_head(head, self.layers, self.heads)
         self._model, self._tokenizer = eager_copy(model), tokenizer
 
     def align(
@@ -202,9 +205,7 @@ class Aligner:
             `(len(heads), V, U)` for each pair.
         """
         sources = self._tokenizer([source for source, _ in pairs], verbose=False).input_ids
-        targets = self._tokenizer(
-            text_target=[target for _, target in pairs], verbose=False
-        ).input_ids
+        targets = self._tokenizer(text_target=[text for _, text in pairs], verbose=False).input_ids
         limit = self._tokenizer.model_max_length
         for line, source, target in zip(lines, sources, targets, strict=False):
             for name, ids in (("source", source), ("target", target)):
@@ -229,12 +230,6 @@ class Aligner:
             ]
             found.append(torch.stack(of_heads))
         return found
-
-
-def _layers_and_heads(model: PreTrainedModel) -> tuple[int, int]:
-    """Numbers of layers and heads of a decoder; T5 and others have names of their own for them."""
-    config = model.config.get_text_config(decoder=True)
-    return config.num_hidden_layers, config.num_attention_heads
 
 
 def has_one_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -286,14 +281,13 @@ def error_rates(
         tokenizer: its tokenizer.
         gold: pairs with known alignments.
     """
-    layers, count = _layers_and_heads(model)
+    aligner = Aligner(model, tokenizer)
     heads = [
         AlignmentHead(layer=layer, head=head, is_next=is_next)
-        for layer in range(layers)
-        for head in (None, *range(count))
+        for layer in range(aligner.layers)
+        for head in (None, *range(aligner.heads))
         for is_next in (False, True)
     ]
-    aligner = Aligner(model, tokenizer)
     links: dict[AlignmentHead, list[Links]] = {head: [] for head in heads}
     for first in range(0, len(gold), PAIRS_PER_BATCH):
         batch = gold[first : first + PAIRS_PER_BATCH]

@@ -111,9 +111,7 @@ def attentions(
             tokenizer's limit, or the model does not translate.
     """
     if not model.config.is_encoder_decoder or not model.can_generate():
-        raise ValueError(
-            f"{type(model).__name__} does not translate: it has no encoder and decoder"
-        )
+        raise ValueError(f"{type(model).__name__} does not translate: no encoder and decoder")
     if not sentence.strip():
         raise ValueError("the sentence is blank: give some text")
     inputs, written = model_inputs(model, tokenizer, sentence, translation)
@@ -121,13 +119,15 @@ def attentions(
     with torch.inference_mode():
         outputs = eager(**inputs, output_attentions=True, use_cache=False)
     target = readable_tokens(tokenizer, written[1:])
+    kinds = (outputs.encoder_attentions, outputs.decoder_attentions, outputs.cross_attentions)
+    encoder, decoder, cross = (torch.stack(layers)[:, 0].float().cpu() for layers in kinds)
     return Attentions(
         source=readable_tokens(tokenizer, inputs["input_ids"][0].tolist(), is_source=True),
         target=target,
         read=[START, *target[:-1]],
-        encoder=_stacked(outputs.encoder_attentions),
-        decoder=_stacked(outputs.decoder_attentions),
-        cross=_stacked(outputs.cross_attentions),
+        encoder=encoder,
+        decoder=decoder,
+        cross=cross,
         log_probs=outputs.logits[0].float().log_softmax(dim=-1).cpu(),
         target_ids=list(written[1:]),
     )
@@ -157,9 +157,7 @@ def model_inputs(
     inputs = tokenizer(sentence, return_tensors="pt", verbose=False).to(model.device)
     length, limit = inputs.input_ids.shape[1], tokenizer.model_max_length
     if length > limit:
-        raise ValueError(
-            f"the sentence has {length} tokens, and the model accepts {limit}: shorten it"
-        )
+        raise ValueError(f"the sentence has {length} tokens, the model accepts {limit}: shorten it")
     if translation is None:
         written = model.generate(**inputs)[0].tolist()
     else:
@@ -232,10 +230,6 @@ def _collect_tensors(value: Any, tensors: dict[int, Any], seen: set[int]) -> Non
         _collect_tensors(item, tensors, seen)
 
 
-def _stacked(layers: tuple[Tensor, ...]) -> Tensor:
-    return torch.stack(layers)[:, 0].float().cpu()
-
-
 def readable_tokens(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, is_source: bool = False
 ) -> list[str]:
@@ -252,12 +246,17 @@ def readable_tokens(
     is_bytes = isinstance(getattr(backend, "decoder", None), decoders.ByteLevel)
     word_end = getattr(getattr(backend, "model", None), "end_of_word_suffix", None)
     special = set(tokenizer.all_special_tokens)
+    alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
     texts = []
     for token in _tokens(tokenizer, ids, is_source=is_source):
         if token in special:
             texts.append(token)
             continue
-        text = _text_of_bytes(token) if is_bytes else token.replace("▁", " ")
+        text = token if is_bytes else token.replace("▁", " ")
+        if is_bytes and set(token) <= alphabet.keys():
+            text = bytes(alphabet[c] for c in token).decode("utf-8", "surrogateescape")
+            # bytes of an incomplete character
+            text = text.translate({0xDC00 + byte: f"⟨{byte:02X}⟩" for byte in range(0x80, 0x100)})
         if word_end:  # mark a token inside a word as fairseq's dictionaries do
             text = text.removesuffix(word_end) if text.endswith(word_end) else f"{text}@@"
         text = text.replace(" ", SPACE).replace("\n", LINE_END)
@@ -274,15 +273,6 @@ def _tokens(
         return [tokens[token_id] for token_id in ids]
     own = None if is_source else tokenizer.init_kwargs.get("target_pieces")
     return tokenizer.convert_ids_to_tokens(list(ids)) if own is None else [own[i] for i in ids]
-
-
-def _text_of_bytes(token: str) -> str:
-    """A token of byte-level BPE as text; bytes of an incomplete character in hexadecimal."""
-    alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
-    if not set(token) <= alphabet.keys():
-        return token
-    text = bytes(alphabet[c] for c in token).decode("utf-8", "surrogateescape")
-    return text.translate({0xDC00 + byte: f"⟨{byte:02X}⟩" for byte in range(0x80, 0x100)})
 
 
 # --- the vectors of one token (3.1 to 3.3) --------------------------------------------------------
@@ -321,11 +311,6 @@ class LayerSteps:
     output: Tensor
 
 
-def has_layer_steps(model: PreTrainedModel) -> bool:
-    """Whether a model has the layers of this package, whose parts are known here."""
-    return isinstance(model, VanillaForConditionalGeneration)
-
-
 @torch.inference_mode()
 def layer_steps(  # noqa: PLR0913 - a place in a model has four parts
     model: PreTrainedModel,
@@ -355,7 +340,7 @@ def layer_steps(  # noqa: PLR0913 - a place in a model has four parts
     Raises:
         ValueError: the model is of another package, or the place does not exist.
     """
-    if not has_layer_steps(model):
+    if not isinstance(model, VanillaForConditionalGeneration):
         raise ValueError(f"{type(model).__name__} is not a model of this package")
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r}: choose one of {', '.join(KINDS)}")
@@ -389,18 +374,16 @@ def _vectors(
     attention: VanillaAttention, seen: dict[str, Any], *, head: int, token: int
 ) -> dict[str, Tensor]:
     """Vectors of the sublayers, from inputs and outputs of the modules for a batch of one."""
-    (query_input, key_input, value_input, *_), (attended, weights) = seen["attention"]
+    inputs, (attended, weights) = seen["attention"]
+    projections = attention.q_proj, attention.k_proj, attention.v_proj
+    widths = attention.head_dim, attention.head_dim, attention.v_head_dim
     query, key, value = (
         split_heads(projection(states), width)[0, head].float()
-        for projection, states, width in (
-            (attention.q_proj, query_input, attention.head_dim),
-            (attention.k_proj, key_input, attention.head_dim),
-            (attention.v_proj, value_input, attention.v_head_dim),
-        )
+        for projection, states, width in zip(projections, inputs[:3], widths, strict=True)
     )
     of_token = weights[0, head, token].float()  # (S,)
     rows = {
-        "x": query_input,
+        "x": inputs[0],
         "attended": attended,
         "normed": seen["norm"][1],
         "fed": seen["fc2"][1],

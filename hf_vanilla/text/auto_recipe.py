@@ -2,8 +2,8 @@
 
 import logging
 import math
+from collections import namedtuple
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +17,12 @@ from .options import TranslationDataOptions
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class AutoRow:
-    """Settings for a number of pairs; encoder and decoder have the same sizes.
-
-    Attributes:
-        pairs: for which they are meant.
-        vocab_size: entries of the shared vocabulary.
-        d_model: width.
-        layers: of each side.
-        heads: of each attention.
-        ffn_dim: width of the feed-forward layers.
-        dropout: probability.
-        max_steps: optimizer steps.
-        warmup_steps: steps to the peak rate.
-        learning_rate: the peak.
-        tokens_per_step: tokens per side of a step.
-    """
-
-    pairs: int
-    vocab_size: int
-    d_model: int
-    layers: int
-    heads: int
-    ffn_dim: int
-    dropout: float
-    max_steps: int
-    warmup_steps: int
-    learning_rate: float
-    tokens_per_step: int
-
-
+# settings for a number of pairs; encoder and decoder have the same sizes
+AutoRow = namedtuple(
+    "AutoRow",
+    "pairs vocab_size d_model layers heads ffn_dim dropout max_steps warmup_steps learning_rate "
+    "tokens_per_step",
+)
 ROWS = (
     AutoRow(1_000, 1_000, 128, 2, 4, 256, 0.3, 1_200, 150, 5e-3, 2_048),
     AutoRow(3_000, 2_000, 128, 2, 4, 256, 0.2, 2_000, 300, 5e-3, 2_048),
@@ -77,29 +52,6 @@ def auto_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
         f"dropout={row.dropout:g} max_steps={row.max_steps:,} warmup_steps={row.warmup_steps} "
         f"learning_rate={row.learning_rate:g} tokens_per_step={row.tokens_per_step:,}"
     )
-    return _options_of(row)
-
-
-def _number_of_pairs(options: TranslationDataOptions) -> int:
-    files = [corpus.source for corpus in options.corpora]
-    if options.train_files:
-        files = [options.train_files[0]]
-    for path in files:
-        if not check_text_file(path).is_file():
-            raise ValueError(f"{path} is a pipe, but recipe auto reads it twice: give a file")
-    if files:
-        return sum(1 for path in files for _ in read_lines(path))
-    if options.prepared is not None:
-        return read_prepared(Path(options.prepared)).pairs
-    if options.dataset is None:
-        raise ValueError(
-            "recipe auto counts the pairs of the data: give --train_source and --train_target, "
-            "--dataset or --mixture"
-        )
-    return len(load_corpus(options)["train"])
-
-
-def _options_of(row: AutoRow) -> dict[str, Any]:
     sides = ("encoder", "decoder")
     return {
         "max_length": 160,
@@ -126,3 +78,22 @@ def _options_of(row: AutoRow) -> dict[str, Any]:
         },
         "decoding": {"num_beams": 5},
     }
+
+
+def _number_of_pairs(options: TranslationDataOptions) -> int:
+    files = [corpus.source for corpus in options.corpora]
+    if options.train_files:
+        files = [options.train_files[0]]
+    for path in files:
+        if not check_text_file(path).is_file():
+            raise ValueError(f"{path} is a pipe, but recipe auto reads it twice: give a file")
+    if files:
+        return sum(1 for path in files for _ in read_lines(path))
+    if options.prepared is not None:
+        return read_prepared(Path(options.prepared)).pairs
+    if options.dataset is None:
+        raise ValueError(
+            "recipe auto counts the pairs of the data: give --train_source and --train_target, "
+            "--dataset or --mixture"
+        )
+    return len(load_corpus(options)["train"])

@@ -45,12 +45,11 @@ def translation_card(
         validation_nll: nats per target token on the validation set; None where there is none.
         **facts: of `CardFacts`.
     """
-    nll = (
-        "not measured" if validation_nll is None else f"{validation_nll:.4f} nats per target token"
-    )
-    scored = "not measured" if scores is None else str(scores)
-    metrics = {}
+    nll, scored, metrics = "not measured", "not measured", {}
+    if validation_nll is not None:
+        nll = f"{validation_nll:.4f} nats per target token"
     if scores is not None:
+        scored = str(scores)
         metrics = {
             "sacrebleu": (round(scores.bleu, 2), f"BLEU ({scores.bleu_signature})"),
             "chrf": (round(scores.chrf, 2), f"chrF ({scores.chrf_signature})"),

@@ -18,13 +18,13 @@ from hf_vanilla.options import install_hint, option
 from .decoding_options import DecodingOptions
 from .engines import check_n_best
 from .shards import (
+    MANIFEST,
     Plan,
     Shard,
     failed_lines,
     file_facts,
     plan_shards,
     remove_leftovers,
-    remove_unused_manifest,
     translate_shard,
 )
 from .terminology import Terminology, read_terminology
@@ -48,9 +48,7 @@ class CorpusOptions(DecodingOptions):
     n_best: int | None = option(
         None, "write this many pairs per line: source, translation, score", at_least=1
     )
-    workers: int = option(
-        1, "processes, started by Ray Data; 1: this process, without Ray", at_least=1
-    )
+    workers: int = option(1, "processes, of Ray Data; 1: this process, without Ray", at_least=1)
     address: str | None = option(None, "Ray cluster, such as ray://HOST:10001 or auto")
     threads_per_worker: int = option(1, "CPU threads of a Ray worker", at_least=1)
     gpus_per_worker: int = option(0, "GPUs of a Ray worker, 0 or 1", at_least=0, at_most=1)
@@ -136,14 +134,19 @@ def translate_corpus(options: CorpusOptions) -> CorpusReport:
         "%d of %d shards are done; translating %d, of which an earlier run began %d",
         *map(len, (plan.done, plan.shards, plan.left, plan.begun)),
     )
-    run = _run_on_ray if uses_ray else _run_locally
     lines, is_hidden = sum(shard.lines for shard in plan.left), sys.stderr is None
     with tqdm(total=lines, unit="line", desc="Translating", smoothing=0, disable=is_hidden) as bar:
         try:
-            if plan.left:
-                run(options, terms, plan, output, bar)
+            if uses_ray and plan.left:
+                _run_on_ray(options, terms, plan, output, bar)
+            elif plan.left:
+                translator, n_best = options.open_texts(terms=terms), options.n_best
+                for shard in plan.left:
+                    translate_shard(translator, shard, output, n_best=n_best, progress=bar.update)
         except BaseException:
-            remove_unused_manifest(output)
+            # where no shard was begun, the next run may differ
+            if all(path.name == MANIFEST for path in output.iterdir()):
+                (output / MANIFEST).unlink(missing_ok=True)
             raise
     remove_leftovers(plan, output)
     report = CorpusReport(
@@ -214,14 +217,6 @@ def _model_files(model: str) -> dict[str, list[int]]:
     return {path.name: file_facts(path) for path in paths}
 
 
-def _run_locally(
-    options: CorpusOptions, terms: Terminology | None, plan: Plan, output: Path, bar: tqdm
-) -> None:
-    translator = options.open_texts(terms=terms)
-    for shard in plan.left:
-        translate_shard(translator, shard, output, n_best=options.n_best, progress=bar.update)
-
-
 def _run_on_ray(
     options: CorpusOptions, terms: Terminology | None, plan: Plan, output: Path, bar: tqdm
 ) -> None:
@@ -259,7 +254,5 @@ def _import_ray() -> ModuleType:
         import ray
         import ray.data
     except ImportError:
-        raise ImportError(
-            f"several workers need Ray: {install_hint('ray')}, or --workers 1"
-        ) from None
+        raise ImportError(f"workers need Ray: {install_hint('ray')}, or --workers 1") from None
     return ray

@@ -1,6 +1,5 @@
 """What a translation run starts with: corpus, tokenizer, encoded pairs, initial model."""
 
-import copy
 import hashlib
 import logging
 from dataclasses import dataclass
@@ -20,22 +19,14 @@ from hf_vanilla.data.corpus import (
     stream_from_files,
     streams_from_dataset,
 )
-from hf_vanilla.loading import OF_TRAINING, check_section, load_saved
-from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.loading import check_section, load_saved
 from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.recipe import Recipe
 
-from .encoding import (
-    EncodedPairs,
-    LengthLimits,
-    encode_pairs,
-    read_shards,
-    shards_tokenizer,
-    tokenizer_fingerprint,
-)
+from .encoding import EncodedPairs, LengthLimits, encode_pairs, read_shards, shards_tokenizer
 from .loading import load_translator, require_own
 from .mixture import add_tags, check_tags, first_rows, mixture_pairs, tagged_pairs
-from .options import TranslationDataOptions, changed_decoding
+from .options import TranslationDataOptions
 from .tokenizer_training import train_tokenizer
 
 logger = MainProcessLogger(logging.getLogger(__name__), {})
@@ -46,26 +37,14 @@ ROWS_AT_ONCE, FINGERPRINT_ROWS = 1_000, 100_000
 
 
 @dataclass(frozen=True)
-class ValidationSet:
-    """Pairs that validation measures.
-
-    Attributes:
-        pairs: encoded.
-        text: rows of `source` and `target`, to be translated.
-    """
-
-    pairs: EncodedPairs
-    text: Dataset
-
-
-@dataclass(frozen=True)
 class TextData:
     """Everything a translation run reads.
 
     Attributes:
         tokenizer: of both languages.
         train: encoded pairs.
-        validation: None where there are no validation pairs.
+        validation: encoded pairs; None where there are none.
+        validation_text: rows of `source` and `target`, to be translated; None likewise.
         train_text: rows of `source` and `target`, one per encoded pair; None unless BPE-dropout
             or noise reads them.
         firsts: `(C + 1,)` row at which each corpus of a mixture begins, and the number of rows;
@@ -74,7 +53,8 @@ class TextData:
 
     tokenizer: PreTrainedTokenizerBase
     train: EncodedPairs
-    validation: ValidationSet | None
+    validation: EncodedPairs | None
+    validation_text: Dataset | None = None
     train_text: Dataset | None = None
     firsts: np.ndarray | None = None
 
@@ -146,16 +126,13 @@ def prepare_text(
     for split, pairs in encoded.items():
         dropped = pairs.dropped.describe(limits[split])
         logger.info("%s: %d pairs; dropped: %s", split, len(pairs.rows), dropped)
-    validation = None
-    if "validation" in corpus:
-        validation = ValidationSet(encoded["validation"], corpus["validation"])
-    train = encoded["train"]
+    train, validation = encoded["train"], encoded.get("validation")
     # mapped text takes memory once it was read, so only its ids are kept, if they suffice
     text = None
     if options.bpe_dropout or any(part.is_noisy for part in options.corpora):
         text = corpus["train"] if train.kept is None else corpus["train"].select(train.kept)
     firsts = first_rows([len(part) for part in parts], train.kept) if parts else None
-    return TextData(tokenizer, train, validation, text, firsts)
+    return TextData(tokenizer, train, validation, corpus.get("validation"), text, firsts)
 
 
 def _make_tokenizer(
@@ -189,19 +166,7 @@ def _make_tokenizer(
     return tokenizer
 
 
-# --- fingerprints --------------------------------------------------------------------------------
-
-
-def text_facts(data: TextData) -> dict[str, str]:
-    """Fingerprints of training data, validation data and tokenizer."""
-    facts = {"training data": _fingerprint(data.train)}
-    if data.validation is not None:
-        facts["validation data"] = _fingerprint(data.validation.pairs)
-    facts["tokenizer"] = tokenizer_fingerprint(data.tokenizer)
-    return facts
-
-
-def _fingerprint(pairs: EncodedPairs) -> str:
+def fingerprint(pairs: EncodedPairs) -> str:
     """Number of pairs and a hash of their ids, independent of the names of the files."""
     digest, count = hashlib.sha256(), len(pairs.rows)
     for lengths in (pairs.source_lengths, pairs.target_lengths):
@@ -210,9 +175,8 @@ def _fingerprint(pairs: EncodedPairs) -> str:
     rows = pairs.rows.with_format("numpy")
     firsts = np.arange(0, count, ROWS_AT_ONCE)
     if count > FINGERPRINT_ROWS:
-        firsts = np.linspace(
-            0, count - ROWS_AT_ONCE, FINGERPRINT_ROWS // ROWS_AT_ONCE, dtype=np.int64
-        )
+        runs = FINGERPRINT_ROWS // ROWS_AT_ONCE
+        firsts = np.linspace(0, count - ROWS_AT_ONCE, runs, dtype=np.int64)
     for first in firsts.tolist():
         batch = rows[first : first + ROWS_AT_ONCE]
         for column in ("input_ids", "labels"):
@@ -220,30 +184,8 @@ def _fingerprint(pairs: EncodedPairs) -> str:
     return f"{count:,} pairs, {digest.hexdigest()[:16]}"
 
 
-@dataclass(frozen=True)
-class InitialModel:
-    """A trained model with its tokenizer.
-
-    Attributes:
-        model: on the CPU, in float32.
-        tokenizer: of both languages.
-    """
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-
-    def copy_for(self, recipe: Recipe) -> PreTrainedModel:
-        """The model with the recipe's dropout, label smoothing and decoding."""
-        config = copy.deepcopy(self.model.config)
-        config.update({name: recipe.model[name] for name in OF_TRAINING & recipe.model.keys()})
-        model = VanillaForConditionalGeneration(config)
-        model.load_state_dict(self.model.state_dict())
-        model.generation_config = changed_decoding(self.model.generation_config, recipe.decoding)
-        return model
-
-
-def load_initial_model(recipe: Recipe) -> InitialModel | None:
-    """Load `initial_model` of a recipe; None where it names none.
+def load_initial_model(recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedTokenizerBase] | None:
+    """`initial_model` of a recipe, on the CPU, in float32, and its tokenizer; None: it names none.
 
     Raises:
         ValueError: it is no float model of this package, or the recipe's section `model` describes
@@ -256,4 +198,4 @@ def load_initial_model(recipe: Recipe) -> InitialModel | None:
     model, tokenizer = load_translator(name, dtype="float32", device=torch.device("cpu"))
     require_own(model, f"initial_model={name!r}")
     check_section(name, model.config, recipe.model)
-    return InitialModel(model, tokenizer)
+    return model, tokenizer

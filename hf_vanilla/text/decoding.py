@@ -162,7 +162,8 @@ class SentenceDecoder:
         texts = [sentence.text for sentence in window]
         indices = [i for i, text in enumerate(texts) if not isinstance(text, str) or text.strip()]
         try:
-            ids = self._input_ids([texts[i] for i in indices])
+            given = [texts[i] for i in indices]
+            ids = self.tokenizer(given, verbose=False).input_ids if given else []
             rows = dict(zip(indices, ids, strict=True))
         except Exception:  # of any kind, because of one sentence: tokenize each alone
             rows = {}
@@ -175,7 +176,7 @@ class SentenceDecoder:
                             "it has bytes that are not UTF-8, or half of a surrogate pair: convert "
                             "the text, for example with iconv -t utf-8"
                         )
-                    (rows[index],) = self._input_ids([texts[index]])
+                    (rows[index],) = self.tokenizer([texts[index]], verbose=False).input_ids
                 except Exception as error:
                     self._record_failure(window[index].line, error)
         limit = self.tokenizer.model_max_length
@@ -186,28 +187,19 @@ class SentenceDecoder:
                 del row[limit - 1 : -1]  # keep </s>, the last one
         return {index: row for index, row in rows.items() if row}
 
-    def _input_ids(self, sentences: list[str]) -> list[list[int]]:
-        return self.tokenizer(sentences, verbose=False).input_ids if sentences else []
-
     def _batches(self, rows: dict[int, list[int]]) -> list[list[int]]:
         """Indices of sentences of similar length; the first batch is the longest."""
         lengths = {index: len(row) for index, row in rows.items()}
         return batches_of_similar_length(lengths, self.tokens_per_batch)
 
     def _translate_batch(
-        self,
-        rows: dict[int, list[int]],
-        batch: list[int],
-        window: list[Sentence],
-        decode: Decode,
+        self, rows: dict[int, list[int]], batch: list[int], window: list[Sentence], decode: Decode
     ) -> list[tuple[int, Any]]:
         """Indices and results; a batch that fails is halved until one sentence is left."""
         try:
             found = decode([rows[i] for i in batch], [window[i].phrases for i in batch])
             if len(found) != len(batch):
-                raise ValueError(
-                    f"the engine returned {len(found)} texts for {len(batch)} sentences"
-                )
+                raise ValueError(f"the engine gave {len(found)} texts for {len(batch)} sentences")
             return list(zip(batch, found, strict=True))
         except Exception as error:  # of any kind, out of memory included
             if len(batch) == 1:

@@ -36,13 +36,9 @@ class DecodingOptions(Options):
         "torch", "torch; ctranslate2 or onnx for a folder of hf-vanilla export", choices=ENGINES
     )
     dtype: str | None = option(
-        None,
-        "float32, bfloat16 or int8, of engine torch; default: as it was saved",
-        choices=DTYPES,
+        None, "float32, bfloat16 or int8, of engine torch; default: as it was saved", choices=DTYPES
     )
-    num_beams: int | None = option(
-        None, "beams per sentence; default: the model's own number", at_least=1
-    )
+    num_beams: int | None = option(None, "beams per sentence; default: the model's", at_least=1)
     generation: dict[str, Any] = option(
         {},
         "field of the generation config: --generation.KEY VALUE, such as --generation.top_k 10",

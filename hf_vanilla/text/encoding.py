@@ -26,14 +26,8 @@ from hf_vanilla.file_values import checked, shown
 from hf_vanilla.files import digest_of, whole_file, write_files
 from hf_vanilla.loading import load_saved
 
-ENCODED = Features(
-    {
-        "input_ids": ListOf(Value("int32")),
-        "labels": ListOf(Value("int32")),
-        "source_length": Value("int32"),
-        "target_length": Value("int32"),
-    }
-)
+IDS, LENGTH = ListOf(Value("int32")), Value("int32")
+ENCODED = Features(input_ids=IDS, labels=IDS, source_length=LENGTH, target_length=LENGTH)
 # pairs that are encoded at once and stored together: with this many, a column of lengths fills
 # whole pages and is read without touching the ids
 ENCODED_AT_ONCE = 10_000
@@ -146,11 +140,7 @@ def encode_texts(
 
 
 def encode_pairs(
-    pairs: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    limits: LengthLimits,
-    *,
-    workers: int = 1,
+    pairs: Dataset, tokenizer: PreTrainedTokenizerBase, limits: LengthLimits, *, workers: int = 1
 ) -> EncodedPairs:
     """Tokenize `source` and `target`, and drop the pairs outside the limits.
 
@@ -294,9 +284,8 @@ class StreamedPairs:
         return self._count
 
     def __getitem__(self, rows: slice) -> dict[str, list[str]]:
-        read = list(
-            islice(self._iterator, rows.start - self._following, rows.stop - self._following)
-        )
+        first, end = rows.start - self._following, rows.stop - self._following
+        read = list(islice(self._iterator, first, end))
         self._following = rows.stop
         return {side: [row[side] for row in read] for side in ("source", "target")}
 
@@ -340,19 +329,34 @@ def write_shards(
     )
     mark = f".{part}"  # parts that start at once write the same files
     if (folder / PREPARED).is_file():
-        _check_same(folder, prepared)
+        found = vars(read_prepared(folder))
+        for name, value in vars(prepared).items():
+            if found[name] != value:
+                raise ValueError(
+                    f"{folder} has shards with {name}={found[name]!r}, but this run has {value!r}: "
+                    "choose another output"
+                )
     else:
         folder.mkdir(parents=True, exist_ok=True)
         write_files(folder, tokenizer.save_pretrained, mark=mark)
         with whole_file(folder / PREPARED, mark=mark) as unfinished:
             unfinished.write_text(json.dumps(asdict(prepared), indent=1) + "\n", encoding="utf-8")
+    schema = ENCODED.arrow_schema
     for shard in shards_of_part(len(pairs), pairs_per_shard, part, parts):
-        path = prepared.path(folder, shard)
-        if not path.is_file():
-            with whole_file(path, mark=mark) as unfinished:
-                yield from _write_shard(unfinished, pairs, prepared.rows(shard), tokenizer)
-        else:
-            yield prepared.rows(shard)
+        path, rows = prepared.path(folder, shard), prepared.rows(shard)
+        if path.is_file():
+            yield rows
+            continue
+        with (
+            whole_file(path, mark=mark) as unfinished,
+            pa.OSFile(str(unfinished), "wb") as file,
+            pa.ipc.new_stream(file, schema) as writer,
+        ):
+            for first in range(rows.start, rows.stop, ENCODED_AT_ONCE):
+                last = min(first + ENCODED_AT_ONCE, rows.stop)
+                encoded = encode_texts(tokenizer, pairs[first:last])
+                writer.write_table(pa.table(encoded, schema=schema))
+                yield range(first, last)
 
 
 def read_shards(folder: Path, limits: LengthLimits) -> EncodedPairs:
@@ -372,10 +376,20 @@ def read_shards(folder: Path, limits: LengthLimits) -> EncodedPairs:
             f"{prepared.path(folder, missing[0]).name}: run hf-vanilla prepare again, which writes "
             "what is missing"
         )
-    parts = [
-        _read_shard(prepared.path(folder, shard), len(prepared.rows(shard)))
-        for shard in range(prepared.shards)
-    ]
+    parts = []
+    for shard in range(prepared.shards):
+        path, count = prepared.path(folder, shard), len(prepared.rows(shard))
+        found, reason = None, ""
+        try:
+            parts.append(Dataset.from_file(str(path)))
+            found = len(parts[-1])
+        except (pa.ArrowInvalid, OSError) as error:
+            reason = f" ({error})"
+        if found != count:
+            raise ValueError(
+                f"{path} is damaged: it has {found or 'no'} readable pairs of {count}{reason}. "
+                "Remove it and run hf-vanilla prepare again"
+            )
     key = digest_of(json.dumps(asdict(prepared)))
     return pairs_within(concatenate_datasets(parts), limits, f"vanilla-shards-{key}")
 
@@ -394,9 +408,7 @@ def read_prepared(folder: Path) -> Prepared:
             if kind is int and not 0 < value <= MOST_PAIRS:
                 raise ValueError(f"{name} is {shown(value)}")
     except FileNotFoundError:
-        raise ValueError(
-            f"{folder} has no {PREPARED}: give a folder of hf-vanilla prepare"
-        ) from None
+        raise ValueError(f"{folder} has no {PREPARED}: give one of hf-vanilla prepare") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{folder / PREPARED} is damaged or of a newer version ({error}): prepare the corpus "
@@ -431,43 +443,6 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Number of entries and hash of the vocabulary."""
     entries = json.dumps(sorted(tokenizer.get_vocab().items()))
     return f"{len(tokenizer):,} entries, {digest_of(entries)}"
-
-
-def _write_shard(
-    path: Path, pairs: Dataset | StreamedPairs, rows: range, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[range]:
-    schema = ENCODED.arrow_schema
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-        for first in range(rows.start, rows.stop, ENCODED_AT_ONCE):
-            last = min(first + ENCODED_AT_ONCE, rows.stop)
-            texts = pairs[first:last]
-            writer.write_table(pa.table(encode_texts(tokenizer, texts), schema=schema))
-            yield range(first, last)
-
-
-def _read_shard(path: Path, count: int) -> Dataset:
-    reason = ""
-    try:
-        rows = Dataset.from_file(str(path))
-        found = len(rows)
-    except (pa.ArrowInvalid, OSError) as error:
-        found, reason = None, f" ({error})"
-    if found != count:
-        raise ValueError(
-            f"{path} is damaged: it has {found or 'no'} readable pairs of {count}{reason}. Remove "
-            "it and run hf-vanilla prepare again"
-        )
-    return rows
-
-
-def _check_same(folder: Path, wanted: Prepared) -> None:
-    found = asdict(read_prepared(folder))
-    for name, value in asdict(wanted).items():
-        if found[name] != value:
-            raise ValueError(
-                f"{folder} has shards with {name}={found[name]!r}, but this run has {value!r}: "
-                "choose another output"
-            )
 
 
 def _corpus_fingerprint(pairs: Dataset | StreamedPairs) -> str:

@@ -38,37 +38,20 @@ from .terminology import Term
 SHORTEST = 2  # tokens of a sentence: one and the end
 ENGINES = ("torch", "ctranslate2", "onnx")
 # fields that a call may change with ONNX Runtime; the others are in its graphs
-ONNX_DECODING = frozenset(
-    {
-        "early_stopping",
-        "length_penalty",
-        "length_penalty_form",
-        "max_length",
-        "max_new_tokens",
-        "max_tokens_beyond_source",
-        "num_beams",
-    }
-)
+ONNX_DECODING = frozenset((
+    "early_stopping", "length_penalty", "length_penalty_form", "max_length", "max_new_tokens",
+    "max_tokens_beyond_source", "num_beams",
+))  # fmt: skip
 # fields that a call may change with CTranslate2
 CTRANSLATE2_CHANGES = (ONNX_DECODING - {"early_stopping", "length_penalty_form"}) | {
-    "bad_words_ids",
-    "min_length",
-    "min_new_tokens",
-    "no_repeat_ngram_size",
-    "num_return_sequences",
-    "renormalize_logits",
-}
+    "bad_words_ids", "min_length", "min_new_tokens", "no_repeat_ngram_size",
+    "num_return_sequences", "renormalize_logits",
+}  # fmt: skip
 # fields of a generation config that CTranslate2 supports, or that do not concern the search
 CTRANSLATE2_DECODING = CTRANSLATE2_CHANGES | {
-    "_from_model_config",
-    "bos_token_id",
-    "decoder_start_token_id",
-    "early_stopping",
-    "eos_token_id",
-    "length_penalty_form",
-    "pad_token_id",
-    "transformers_version",
-}
+    "_from_model_config", "bos_token_id", "decoder_start_token_id", "early_stopping",
+    "eos_token_id", "length_penalty_form", "pad_token_id", "transformers_version",
+}  # fmt: skip
 
 
 class Engine(Protocol):
@@ -303,9 +286,7 @@ class CTranslate2Engine:
         others = decoding.keys() - CTRANSLATE2_CHANGES
         if unknown := sorted(n for n in others if decoding[n] != getattr(self.decoding, n, None)):
             names = ", ".join(sorted(CTRANSLATE2_CHANGES))
-            raise ValueError(
-                f"CTranslate2 does not support {', '.join(unknown)}; it supports {names}"
-            )
+            raise ValueError(f"CTranslate2 does not support {', '.join(unknown)}, only {names}")
         for name, value in decoding.items():
             setattr(self.decoding, name, value)
         self._source_tokens = _vocabulary(folder, "source")
@@ -324,6 +305,19 @@ class CTranslate2Engine:
         CTranslate2 takes one length limit per batch, and ours depends on the source length, so
         only sentences with the same limit form a batch.
         """
+        config = self.decoding
+        banned = [[self._target_tokens[i] for i in ids] for ids in config.bad_words_ids or []]
+        least = config.min_new_tokens
+        if least is None:  # min_length includes the start token
+            least = max((config.min_length or 0) - 1, 0)
+        options = {
+            "beam_size": config.num_beams or 1,
+            "length_penalty": 1.0 if config.length_penalty is None else config.length_penalty,
+            "min_decoding_length": least,  # CTranslate2's own default is 1
+            "no_repeat_ngram_size": config.no_repeat_ngram_size or 0,
+            "suppress_sequences": banned or None,
+            "max_input_length": 0,  # no limit here: the translator has cut long sentences
+        }
         texts = [""] * len(rows)
         by_limit = sorted(range(len(rows)), key=lambda i: self._limit(len(rows[i])))
         for limit, group in groupby(by_limit, key=lambda i: self._limit(len(rows[i]))):
@@ -331,7 +325,7 @@ class CTranslate2Engine:
             results = self._translator.translate_batch(
                 [[self._source_tokens[token_id] for token_id in rows[i]] for i in batch],
                 max_decoding_length=limit,
-                **self._search_options(),
+                **options,
             )
             found = [[self._target_ids[token] for token in r.hypotheses[0]] for r in results]
             decoded = self.tokenizer.batch_decode(found, skip_special_tokens=True)
@@ -351,21 +345,6 @@ class CTranslate2Engine:
             return given or GenerationConfig._get_default_generation_params()["max_length"] - 1
         limit = max(source_tokens + beyond, 1)
         return limit if given is None else min(limit, given)
-
-    def _search_options(self) -> dict[str, Any]:
-        config = self.decoding
-        banned = [[self._target_tokens[i] for i in ids] for ids in config.bad_words_ids or []]
-        least = config.min_new_tokens
-        if least is None:  # min_length includes the start token
-            least = max((config.min_length or 0) - 1, 0)
-        return {
-            "beam_size": config.num_beams or 1,
-            "length_penalty": 1.0 if config.length_penalty is None else config.length_penalty,
-            "min_decoding_length": least,  # CTranslate2's own default is 1
-            "no_repeat_ngram_size": config.no_repeat_ngram_size or 0,
-            "suppress_sequences": banned or None,
-            "max_input_length": 0,  # no limit here: the translator has cut long sentences
-        }
 
 
 def import_ctranslate2() -> ModuleType:

@@ -71,19 +71,22 @@ def score_markup(translations: Sequence[str], references: Sequence[str]) -> Mark
     lines = well_formed = complete = same = found = wanted = 0
     distances: list[float] = []
     for translation, reference in zip(translations, references, strict=True):
-        _, reference_spans, _ = tagged_spans(reference)
+        reference_words, reference_spans, _ = tagged_spans(reference)
         if not reference_spans:
             continue
         lines += 1
-        _, spans, is_nested = tagged_spans(translation)
+        words, spans, is_nested = tagged_spans(translation)
         well_formed += is_nested
-        complete += Counter(_tags(translation)) == Counter(_tags(reference))
+        tags = [
+            sorted(tag[0] for tag in TAG_NAME.finditer(one)) for one in (translation, reference)
+        ]
+        complete += tags[0] == tags[1]
         ours, theirs = (
             Counter((span.name, span.text) for span in each) for each in (spans, reference_spans)
         )
         same += (ours & theirs).total()
         found, wanted = found + len(spans), wanted + len(reference_spans)
-        distances += _distances(translation, reference)
+        distances += _distances(words, reference_words, spans, reference_spans)
     if not lines:
         return None
     distance = sum(distances) / len(distances) if distances else None
@@ -115,14 +118,10 @@ def tagged_spans(text: str) -> tuple[list[str], list[Span], bool]:
     return words, [span for span in spans if span is not None], is_nested and not opened
 
 
-def _tags(text: str) -> list[str]:
-    return [tag.group() for tag in TAG_NAME.finditer(text)]
-
-
-def _distances(translation: str, reference: str) -> list[float]:
+def _distances(
+    words: list[str], reference_words: list[str], spans: list[Span], reference_spans: list[Span]
+) -> list[float]:
     """Words between the beginnings of equal tags, in their order, on words that both lines have."""
-    words, spans, _ = tagged_spans(translation)
-    reference_words, reference_spans, _ = tagged_spans(reference)
     matcher = SequenceMatcher(None, reference_words, words, autojunk=False)
     # where each word of the reference would stand in the translation
     place: list[float] = []

@@ -37,18 +37,12 @@ N_BEST_FORMATS = ("tsv", "jsonl")
 class TranslateOptions(DecodingOptions):
     """Translate a file or stdin, one sentence per line."""
 
-    model: str = option(
-        "", "model folder or Hub id; default: the model of number words in the package"
-    )
+    model: str = option("", "model folder or Hub id; default: the package's model of number words")
     input: str = option("-", "UTF-8 text, plain or .gz, one sentence per line; -: stdin")
     output: str = option("-", "file for the translations, plain or .gz; -: stdout")
     overwrite: bool = option(False, "replace an existing output file")
-    n_best: int | None = option(
-        None, "write this many hypotheses per line, with scores", at_least=1
-    )
-    format: str = option(
-        "tsv", "of n-best lists and alignments: tsv or jsonl", choices=N_BEST_FORMATS
-    )
+    n_best: int | None = option(None, "write so many hypotheses per line, with scores", at_least=1)
+    format: str = option("tsv", "n-best lists and alignments: tsv or jsonl", choices=N_BEST_FORMATS)
     alignments: bool = option(False, "write word alignments (0-0 1-2) beside translations")
     alignment_head: str | None = option(None, "LAYER or LAYER:HEAD from 0; default: see align")
 
@@ -88,24 +82,25 @@ def translate_file(options: TranslateOptions) -> Path | None:
         options = replace(options, model=demo_model())
         if processes.is_main_process:
             logger.info("this is the demo model: %s; --model names another one", NOTE)
-    _check_streams(options, processes)
+    output = checked_output(options.output, overwrite=options.overwrite)
+    _check_input(options.input, processes)
     translator = options.open_texts(processes if processes.num_processes > 1 else None)
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
-    shows_progress = is_terminal or options.output != STANDARD_STREAM
+    shows_progress = is_terminal or output is not None
     blank: list[int] = []
     translations = _translations(options, translator, shows_progress, blank)
     if not processes.is_main_process:
         for _ in translations:
             pass
         return None
-    with open_output(options.output) as file:
+    with open_output(output) as file:
         for text in translations:
             file.write(text)
             file.flush()
     if blank:
         logger.warning("there is no text to translate (lines: %s)", first_numbers(blank))
     options.check_failures(translator.failed)
-    return None if options.output == STANDARD_STREAM else Path(options.output)
+    return output
 
 
 def _translations(
@@ -120,17 +115,15 @@ def _translations(
     else:
         lines = read_lines(options.input)
     lines = _noting_blank(lines, blank)
-    if isinstance(translator, TextTranslator) or (
-        options.n_best is None and not options.alignments
-    ):
+    if options.n_best is None and not options.alignments:
         # a line feed in a translation must not start a new line of the file
         translations = translator.translate(lines, progress=shows_progress)
         return (text.replace("\n", " ") + "\n" for text in translations)
+    assert isinstance(translator, Translator)  # TranslateOptions refuses the other
     if options.n_best is None:
         return _aligned_lines(options, translator, lines, shows_progress)
     lists = translator.n_best(lines, options.n_best, progress=shows_progress)
-    write = _tsv if options.format == "tsv" else _json_line
-    return (write(number, hypotheses) for number, hypotheses in enumerate(lists, start=1))
+    return _n_best_lines(lists, options.format)
 
 
 def _aligned_lines(
@@ -147,26 +140,33 @@ def _aligned_lines(
             yield alignment_line((source, text), links, "jsonl")
 
 
-def _tsv(number: int, hypotheses: list[Hypothesis]) -> str:
-    """One row per hypothesis: line number, score, text without tabs and line feeds."""
-    return "".join(
-        f"{number}\t{one.score:.4f}\t{' '.join(one.text.split())}\n" for one in hypotheses
-    )
+def _n_best_lines(lists: Iterator[list[Hypothesis]], form: str) -> Iterator[str]:
+    """For each line, rows of line number, score and text, or one JSON object."""
+    for number, hypotheses in enumerate(lists, start=1):
+        if form == "tsv":
+            rows = ((f"{one.score:.4f}", " ".join(one.text.split())) for one in hypotheses)
+            yield "".join(f"{number}\t{score}\t{text}\n" for score, text in rows)
+        else:
+            found = [{"text": one.text, "score": one.score} for one in hypotheses]
+            yield json.dumps({"line": number, "hypotheses": found}, ensure_ascii=False) + "\n"
 
 
-def _json_line(number: int, hypotheses: list[Hypothesis]) -> str:
-    """The hypotheses of one line as one JSON object."""
-    found = [{"text": one.text, "score": one.score} for one in hypotheses]
-    return json.dumps({"line": number, "hypotheses": found}, ensure_ascii=False) + "\n"
+def checked_output(name: str, *, overwrite: bool) -> Path | None:
+    """The path of an output file; None for stdout.
 
-
-def _check_streams(options: TranslateOptions, processes: PartialState) -> None:
-    """Refuse impossible inputs and outputs before the model is loaded."""
-    if options.output != STANDARD_STREAM:
-        check_output_file(options.output, overwrite=options.overwrite)
-    elif sys.stdout is None:
+    Raises:
+        ValueError: stdout is closed.
+        OSError: the file cannot be written, or exists and `overwrite` is off.
+    """
+    if name != STANDARD_STREAM:
+        return check_output_file(name, overwrite=overwrite)
+    if sys.stdout is None:
         raise ValueError("stdout is closed: give a file by --output")
-    name = options.input
+    return None
+
+
+def _check_input(name: str, processes: PartialState) -> None:
+    """Refuse an impossible input before the model is loaded."""
     if name != STANDARD_STREAM:
         check_text_file(name)
     elif sys.stdin is None:
@@ -180,14 +180,11 @@ def _check_streams(options: TranslateOptions, processes: PartialState) -> None:
 
 
 @contextmanager
-def open_output(name: str) -> Iterator[TextIO]:
-    """Open the output in UTF-8, whatever the locale is; a file appears when it is complete."""
-    if name != STANDARD_STREAM:
-        write = gzip.open if name.endswith(".gz") else open
-        with (
-            whole_file(Path(name)) as unfinished,
-            write(unfinished, "wt", encoding="utf-8") as file,
-        ):
+def open_output(path: Path | None) -> Iterator[TextIO]:
+    """Open a file or stdout in UTF-8, whatever the locale is; a file appears when complete."""
+    if path is not None:
+        write = gzip.open if path.suffix == ".gz" else open
+        with whole_file(path) as unfinished, write(unfinished, "wt", encoding="utf-8") as file:
             yield file
         return
     buffer = getattr(sys.stdout, "buffer", None)

@@ -19,6 +19,7 @@ from hf_vanilla.models.generation_vanilla import (
 MOST_TOKENS = 100_000  # of a translation; the search allocates its sequences at the start
 # beyond these exponents, scores leave the range of float32 numbers
 LENGTH_PENALTIES = (-2, 5)
+TINY = math.ulp(0.0)  # the smallest positive number
 
 
 @dataclass(frozen=True)
@@ -40,29 +41,6 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_id(value: Any) -> bool:
-    return _is_whole(value) and value >= 0
-
-
-def _list_of(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and bool(value) and all(map(accepts, value))
-
-
-_is_ids = _list_of(_is_id)
-
-
-def _is_bias(value: Any) -> bool:
-    is_pair = isinstance(value, list) and len(value) == 2
-    return (
-        is_pair and _is_ids(value[0]) and isinstance(value[1], float) and is_finite_number(value[1])
-    )
-
-
-def _is_decay(value: Any) -> bool:
-    is_pair = isinstance(value, list) and len(value) == 2
-    return is_pair and _is_id(value[0]) and is_finite_number(value[1]) and 0 < value[1] <= 10
-
-
 def _whole(least: int, most: int = sys.maxsize, *, has_none: bool = False) -> Kind:
     limits = f"{least} or more" if most == sys.maxsize else f"from {least} to {most}"
     return Kind(
@@ -72,30 +50,35 @@ def _whole(least: int, most: int = sys.maxsize, *, has_none: bool = False) -> Ki
     )
 
 
-def _number(least: float, most: float, *, has_none: bool = False) -> Kind:
+def _number(least: float, most: float, remedy: str = "", *, has_none: bool = False) -> Kind:
     return Kind(
         lambda value: is_finite_number(value) and least <= value <= most,
-        f"give a number from {least} to {most}",
+        remedy or f"give a number from {least} to {most}",
         has_none,
     )
 
 
-def _positive(most: float = math.inf, *, has_none: bool = False) -> Kind:
-    limit = "" if most == math.inf else f" up to {most}"
-    return Kind(
-        lambda value: is_finite_number(value) and 0 < value <= most,
-        f"give a positive number{limit}",
-        has_none,
+def _list_of(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and bool(value) and all(map(accepts, value))
+
+
+def _pair_of(*accept: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(accepts(one) for accepts, one in zip(accept, value, strict=True))
     )
 
 
+_is_id = _whole(0).accepts
+_is_ids = _list_of(_is_id)
+_is_bias = _pair_of(_is_ids, lambda value: isinstance(value, float) and is_finite_number(value))
+_is_decay = _pair_of(_is_id, _number(TINY, 10).accepts)
 FLAG = Kind(lambda value: isinstance(value, bool), "give true or false")
 ID = Kind(_is_id, "give a token id", has_none=True)
 IDS = Kind(_is_ids, "give a list of token ids, such as [3, 5]", has_none=True)
 ID_OR_IDS = Kind(lambda value: _is_id(value) or _is_ids(value), "give token ids", has_none=True)
-ID_LISTS = Kind(
-    _list_of(_is_ids), "give a list of lists of token ids, such as [[3, 5]]", has_none=True
-)
+ID_LISTS = Kind(_list_of(_is_ids), "give lists of token ids, such as [[3, 5]]", has_none=True)
 BIASES = Kind(
     _list_of(_is_bias),
     "give lists of token ids with a bias, such as [[[3, 5], -2.0]]",
@@ -104,7 +87,7 @@ BIASES = Kind(
 KINDS = {
     # how to search
     "do_sample": FLAG,
-    "num_beams": Kind(lambda value: _is_whole(value) and value >= 1, "give a positive number"),
+    "num_beams": _whole(1),
     "early_stopping": Kind(
         lambda value: isinstance(value, bool) or value == "never", "give true, false or never"
     ),
@@ -121,7 +104,7 @@ KINDS = {
     "max_tokens_beyond_source": _whole(-MOST_TOKENS, MOST_TOKENS, has_none=True),
     "min_length": _whole(0, MOST_TOKENS),
     "min_new_tokens": _whole(0, MOST_TOKENS, has_none=True),
-    "max_time": _positive(has_none=True),
+    "max_time": _number(TINY, math.inf, "give a positive number", has_none=True),
     "exponential_decay_length_penalty": Kind(
         _is_decay, "give the first token and a factor up to 10, such as [20, 1.1]", has_none=True
     ),
@@ -130,8 +113,8 @@ KINDS = {
     "top_k": _whole(0),
     "top_p": _number(0, 1),
     "min_p": _number(0, 1, has_none=True),
-    "top_h": _positive(1, has_none=True),
-    "typical_p": _positive(1),
+    "top_h": _number(TINY, 1, "give a positive number up to 1", has_none=True),
+    "typical_p": _number(TINY, 1, "give a positive number up to 1"),
     "epsilon_cutoff": _number(0, 0.999),
     "eta_cutoff": _number(0, 0.999),
     # what to prefer, to force and to exclude
@@ -193,9 +176,7 @@ def check_token_ids(fields: dict[str, Any], vocab_size: int) -> None:
     for name in WITH_IDS:
         for token_id in _ids(fields.get(name)):
             if token_id >= vocab_size:
-                raise ValueError(
-                    f"{name}={token_id}: the vocabulary has ids up to {vocab_size - 1}"
-                )
+                raise ValueError(f"{name}={token_id}: the vocabulary ends at {vocab_size - 1}")
 
 
 def check_own_search(what: str, saved: GenerationConfig, changes: dict[str, Any]) -> None:

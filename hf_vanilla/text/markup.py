@@ -185,7 +185,10 @@ def _tree(found: list[tuple[int, Item]], plain: str) -> Node:
         elif tag is not None and tag[1] and not tag[3] and opened.get(tag[2]):
             place = opened[tag[2]][-1]
             node = stack[place][1]
-            _close(stack, place, opened)
+            _dissolve([inner for _, inner in stack[place:]])
+            for name, _ in stack[place:]:
+                opened[name].pop()
+            del stack[place:]
             node.items.append(item)
             node.last = max(following, node.first)
         else:
@@ -193,14 +196,6 @@ def _tree(found: list[tuple[int, Item]], plain: str) -> Node:
     _dissolve([node for _, node in stack])
     _separate(root)
     return root
-
-
-def _close(stack: list[tuple[str, Node]], place: int, opened: dict[str, list[int]]) -> None:
-    """Take a pair of tags from the stack, and the unclosed tags in it."""
-    _dissolve([node for _, node in stack[place:]])
-    for name, _ in stack[place:]:
-        opened[name].pop()
-    del stack[place:]
 
 
 def _separate(root: Node) -> None:

@@ -123,9 +123,7 @@ def _overlap(spans: Spans, first: int, last: int) -> range:
     return range(start, max(start, bisect_left(spans, last, key=lambda span: span[0])))
 
 
-def _keep_numbers(
-    texts: Sequence[str], numbers: Sequence[int], words: Sequence[Word]
-) -> list[Node]:
+def _keep_numbers(texts: list[str], numbers: list[int], words: list[Word]) -> list[Node]:
     """Write the numbers of the source that the translation lacks over the words aligned with them.
 
     Args:
@@ -157,9 +155,7 @@ def _keep_numbers(
     return missing
 
 
-def _kept_numbers(
-    texts: Sequence[str], numbers: Sequence[int], words: Sequence[Word]
-) -> dict[int, Word]:
+def _kept_numbers(texts: list[str], numbers: list[int], words: list[Word]) -> dict[int, Word]:
     """Numbers of the source that the translation has, with their words: those aligned first."""
     kept: dict[int, Word] = {}
     needed = set(numbers)
@@ -181,7 +177,7 @@ def _kept_numbers(
 # --- items --------------------------------------------------------------------------------------
 
 
-def _gaps(root: Node, words: Sequence[Word], texts: Sequence[str]) -> list[list[Item]]:
+def _gaps(root: Node, words: list[Word], texts: list[str]) -> list[list[Item]]:
     """The items before each word of the translation and after the last one."""
     gaps: list[list[Item]] = [[] for _ in range(len(words) + 1)]
     todo = [(root, (0, len(words)), False)]
@@ -199,7 +195,7 @@ def _gaps(root: Node, words: Sequence[Word], texts: Sequence[str]) -> list[list[
 
 
 def _placed(
-    node: Node, inside: tuple[int, int], words: Sequence[Word], texts: Sequence[str]
+    node: Node, inside: tuple[int, int], words: list[Word], texts: list[str]
 ) -> list[tuple[Node, tuple[int, int]]]:
     """The children of a node in the order of the translation.
 
@@ -230,7 +226,7 @@ def _placed(
 
 
 def _ranges(
-    node: Node, inside: tuple[int, int], words: Sequence[Word], texts: Sequence[str]
+    node: Node, inside: tuple[int, int], words: list[Word], texts: list[str]
 ) -> dict[int, tuple[int, int]]:
     """The words that pairs of tags enclose, by their numbers among the children of a node.
 
@@ -262,8 +258,8 @@ def _ranges(
 
 
 def _best_run(
-    own: Sequence[str],
-    words: Sequence[Word],
+    own: list[str],
+    words: list[Word],
     gap: tuple[int, int],
     values: Sequence[float],
     expected: tuple[float, int],
@@ -295,7 +291,7 @@ def _best_run(
 
 
 def _values(
-    node: Node, pairs: Collection[Node], words: Sequence[Word], texts: Sequence[str]
+    node: Node, pairs: Collection[Node], words: list[Word], texts: list[str]
 ) -> list[float]:
     """What each word of the translation is worth inside a pair: by its link, and by its text."""
     own = set(texts[node.first : node.last])
@@ -316,7 +312,7 @@ def _point(
     parent: Node,
     inside: tuple[int, int],
     targets: dict[int, list[int]],
-    aligned: Sequence[int],
+    aligned: list[int],
 ) -> int:
     """The gap of what encloses no aligned words.
 
@@ -343,19 +339,19 @@ def _point(
 
 def _joined(
     translation: str,
-    words: Sequence[Word],
+    words: list[Word],
     gaps: Sequence[Sequence[Item]],
     written: Callable[[str], str],
 ) -> str:
     """The text of all words, as they are `written`, and items."""
     text, end = "", 0
     same = 0  # so many last characters are those of the translation
-    for number, word in enumerate(words):
-        items, is_same = gaps[number], word.text == translation[word.first : word.last]
+    for place, word in enumerate(words):
+        items, is_same = gaps[place], word.text == translation[word.first : word.last]
         space = translation[end : word.first] if text else ""
         end = word.last
         if items:
-            following = (other.text for other in words[number:] if other.text)
+            following = (other.text for other in words[place:] if other.text)
             text += _gap(space, items, text[-1:], next(following, "")[:1])
             same = 0
         if word.text is None:
@@ -363,17 +359,12 @@ def _joined(
             continue
         text += "" if items else space
         same = same + len(space) if is_same else 0
-        if _extends(text, word.text) > same:
+        number = NUMBER_BEFORE.search(text[-2:]) if word.text[0].isdigit() else None
+        if number is not None and len(number.group()) > same:  # it would be another number
             text, same = text + " ", 0
         text += written(word.text)
         same += len(word.text) if is_same else 0
     return text + _gap("", gaps[-1], text[-1:], "")
-
-
-def _extends(text: str, word: str) -> int:
-    """How many last characters of a text a word would make another number; 0: none."""
-    number = NUMBER_BEFORE.search(text[-2:]) if word[0].isdigit() else None
-    return 0 if number is None else len(number.group())
 
 
 def _gap(space: str, items: Sequence[Item], before: str, after: str) -> str:

@@ -52,23 +52,17 @@ class MixtureCorpus:
     typo_noise: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("weight", "casing_noise", "typo_noise"):
-            if not is_finite_number(getattr(self, name)):
-                self._refuse(name, "give a finite number")
-        if self.weight <= 0:
-            self._refuse("weight", "give a positive number")
+        if not is_finite_number(self.weight) or self.weight <= 0:
+            self._refuse("weight", "give a positive, finite number")
         for name in ("casing_noise", "typo_noise"):
-            if not 0 <= getattr(self, name) < 1:
+            rate = getattr(self, name)
+            if not is_finite_number(rate) or not 0 <= rate < 1:
                 self._refuse(name, "give a number in [0, 1)")
-        tag = self.tag
+        tag, last = self.tag, self.last_step
         if tag is not None and (not isinstance(tag, str) or tag.split() != [tag]):
             self._refuse("tag", "give a word, such as <bt>")
-        self._check_stage()
-
-    def _check_stage(self) -> None:
         if type(self.first_step) is not int or self.first_step < 1:
             self._refuse("first_step", "give a step from 1")
-        last = self.last_step
         if last is not None and (type(last) is not int or last < self.first_step):
             self._refuse("last_step", f"give a step from first_step={self.first_step}")
 
@@ -83,10 +77,6 @@ class MixtureCorpus:
     def tagged(self, source: str) -> str:
         """A source with the tag in front; a blank one stays blank, so that its pair is dropped."""
         return f"{self.tag} {source}" if self.tag and source.strip() else source
-
-    def untagged(self, source: str) -> str:
-        """A source without the tag."""
-        return source.removeprefix(f"{self.tag} ") if self.tag else source
 
 
 def read_mixture(entries: list[dict[str, Any]]) -> tuple[MixtureCorpus, ...]:
@@ -127,9 +117,7 @@ def check_stages(corpora: Sequence[MixtureCorpus], max_steps: int) -> None:
             )
     for first, _ in pairwise(_boundaries(corpora, max_steps)):
         if not any(_is_used(corpus, first) for corpus in corpora):
-            raise ValueError(
-                f"mixture: no corpus is used in step {first}: change first_step or last_step"
-            )
+            raise ValueError(f"mixture: step {first} has no corpus: change first_step or last_step")
 
 
 def _boundaries(corpora: Sequence[MixtureCorpus], max_steps: int) -> list[int]:
@@ -162,16 +150,17 @@ def mixture_pairs(corpora: Sequence[MixtureCorpus]) -> list[Dataset]:
 def tagged_pairs(corpora: Sequence[MixtureCorpus], pairs: Sequence[Dataset]) -> Dataset:
     """All rows in one dataset, corpus after corpus, with the tags in front of the sources."""
     tagged = [
-        rows.map(_tag_sources, fn_kwargs={"tag": corpus.tag}, batched=True, desc="Tags")
+        rows.map(
+            lambda batch, corpus: {"source": [corpus.tagged(text) for text in batch["source"]]},
+            fn_kwargs={"corpus": corpus},
+            batched=True,
+            desc="Tags",
+        )
         if corpus.tag
         else rows
         for corpus, rows in zip(corpora, pairs, strict=True)
     ]
     return concatenate_datasets(tagged)
-
-
-def _tag_sources(rows: dict[str, list[str]], tag: str) -> dict[str, list[str]]:
-    return {"source": [f"{tag} {text}" if text.strip() else text for text in rows["source"]]}
 
 
 def add_tags(tokenizer: PreTrainedTokenizerBase, corpora: Sequence[MixtureCorpus]) -> None:
@@ -246,15 +235,19 @@ class MixtureOrder:
         weights = [[c.weight if _is_used(c, step) else 0.0 for c in corpora] for step in steps]
         totals = np.cumsum(weights, axis=1)  # (stages, C)
         self._ends = totals / totals[:, -1:]
+        # micro-batches of each corpus before each block
         self._counts = [np.zeros(len(corpora), dtype=np.int64)]
         self._latest: tuple[int, np.ndarray] | None = None
 
     def __getitem__(self, number: int) -> list[int]:
         """Row numbers of micro-batch `number` of the run."""
         block, place = divmod(number, NUMBERS_AT_ONCE)
+        while len(self._counts) <= block:
+            counts = np.bincount(self._chosen(len(self._counts) - 1), minlength=len(self._corpora))
+            self._counts.append(self._counts[-1] + counts)
         chosen = self._chosen(block)
         corpus = int(chosen[place])
-        visit = int(self._before(block)[corpus]) + int((chosen[:place] == corpus).sum())
+        visit = int(self._counts[block][corpus]) + int((chosen[:place] == corpus).sum())
         sampler, first = self._samplers[corpus], self._firsts[corpus]
         rows = sampler.batch(*divmod(visit, len(sampler)))
         return [row if row == EMPTY_ROW else first + row for row in rows]
@@ -269,14 +262,6 @@ class MixtureOrder:
             first = block * NUMBERS_AT_ONCE
             self._latest = block, self.corpora_of(np.arange(first, first + NUMBERS_AT_ONCE))
         return self._latest[1]
-
-    def _before(self, block: int) -> np.ndarray:
-        """Micro-batches of each corpus before a block."""
-        while len(self._counts) <= block:
-            chosen = self._chosen(len(self._counts) - 1)
-            counts = np.bincount(chosen, minlength=len(self._corpora))
-            self._counts.append(self._counts[-1] + counts)
-        return self._counts[block]
 
     def corpora_of(self, numbers: np.ndarray) -> np.ndarray:
         """The number of the corpus of each micro-batch.
@@ -371,7 +356,8 @@ class SourceNoise:
         for text, place, key in zip(sources, places.tolist(), keys, strict=True):
             corpus = self.corpora[place]
             rates = {"casing": corpus.casing_noise, "typos": corpus.typo_noise}
-            noisy.append(corpus.tagged(noisy_text(corpus.untagged(text), str(key), **rates)))
+            plain = text.removeprefix(f"{corpus.tag} ") if corpus.tag else text
+            noisy.append(corpus.tagged(noisy_text(plain, str(key), **rates)))
         ids = self.tokenizer(noisy, verbose=False, return_attention_mask=False).input_ids
         return [
             new if len(row) <= self.max_length else old

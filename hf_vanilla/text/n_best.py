@@ -108,7 +108,13 @@ class SearchRecord:
             is_last = index == len(self._active) - 1
             step: list[Candidate] = []
             kept = 0
-            for place, ids in enumerate(self._of_step(index, prompt, scores)):
+            candidates = [tuple(ids[prompt:]) for ids in self._candidates[index]]
+            if self.num_beams == 1:
+                (chosen,) = candidates
+                best = scores[0].topk(min(GREEDY_CANDIDATES, scores.shape[1])).indices.tolist()
+                others = ((*chosen[:-1], token) for token in best if token != chosen[-1])
+                candidates = [chosen, *others][:GREEDY_CANDIDATES]
+            for place, ids in enumerate(candidates):
                 parent, before = known[ids[:-1]]
                 log_prob = before + scores[rows[ids[:-1]], ids[-1]].item()
                 if not log_prob > LOWEST:  # it continues no hypothesis, or a rule forbids it
@@ -124,16 +130,6 @@ class SearchRecord:
             known = {c.ids: (place, c.log_prob) for place, c in enumerate(step)}
             steps.append(step)
         return steps
-
-    def _of_step(self, index: int, prompt: int, scores: Tensor) -> list[tuple[int, ...]]:
-        """Ids of the candidates of a step, best first."""
-        candidates = [tuple(ids[prompt:]) for ids in self._candidates[index]]
-        if self.num_beams > 1:
-            return candidates
-        before = candidates[0][:-1]
-        best = scores[0].topk(min(GREEDY_CANDIDATES, scores.shape[1])).indices.tolist()
-        others = [token for token in best if token != candidates[0][-1]]
-        return [candidates[0], *((*before, token) for token in others)][:GREEDY_CANDIDATES]
 
 
 def best_translations(

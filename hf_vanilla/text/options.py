@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.families import Measure
-from hf_vanilla.file_values import yaml_value
+from hf_vanilla.file_values import shown, yaml_value
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.generation_vanilla import paper_decoding
 from hf_vanilla.options import Options, option
@@ -29,6 +29,13 @@ PAIRED_OPTIONS = (
     ("train_source", "train_target"),
     ("validation_source", "validation_target"),
     ("source_language", "target_language"),
+)
+# of which one says what the other does, or takes the second pass of a batch
+EXCLUSIVE_OPTIONS = (
+    *(("prepared", other) for other in ("dataset", "train_source", "tokenizer")),
+    *(("mixture", other) for other in ("dataset", "train_source", "prepared")),
+    ("dataset", "train_source"),
+    ("rdrop_alpha", "simcut_alpha"),
 )
 
 
@@ -83,9 +90,7 @@ class TranslationDataOptions(PairOptions):
         of_data=True,
         chooses_data=True,
     )
-    validation_source: str | None = option(
-        None, "file of source sentences for validation", of_data=True
-    )
+    validation_source: str | None = option(None, "file of validation sentences", of_data=True)
     validation_target: str | None = option(None, "file of their translations", of_data=True)
     source_language: str | None = option(None, "code for the model card, such as en", of_data=True)
     target_language: str | None = option(None, "code for the model card, such as de", of_data=True)
@@ -142,7 +147,6 @@ class TranslationDataOptions(PairOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_sources()
         self._check_data()
         if self.tokens_per_batch < self.max_length:
             raise ValueError(
@@ -150,19 +154,12 @@ class TranslationDataOptions(PairOptions):
                 f"{self.max_length}: a batch must hold one sentence"
             )
 
-    def _check_sources(self) -> None:
-        for name in ("dataset", "train_source", "tokenizer"):
-            if self.prepared is not None and (value := getattr(self, name)):
-                raise ValueError(
-                    f"prepared={self.prepared!r} and {name}={value!r}: the prepared folder has "
-                    f"pairs and tokenizer; leave {name} out"
-                )
-        _ = self.corpora  # checks its entries
-        for name in ("dataset", "train_source", "prepared"):
-            if self.mixture is not None and (value := getattr(self, name)):
-                raise ValueError(f"mixture and {name}={value!r}: give one of them")
-
     def _check_data(self) -> None:
+        for name, other in EXCLUSIVE_OPTIONS:
+            first, second = getattr(self, name), getattr(self, other)
+            if first and second:
+                both = f"{name}={shown(first)} and {other}={shown(second)}"
+                raise ValueError(f"{both}: leave one of them out")
         for pair in PAIRED_OPTIONS:
             given = [name for name in pair if getattr(self, name) is not None]
             if len(given) == 1:
@@ -171,19 +168,10 @@ class TranslationDataOptions(PairOptions):
                     f"{given[0]} is given, but not {missing}: give both or neither; data on the "
                     "command line replace all data of a recipe"
                 )
-        if self.dataset is not None and self.train_source is not None:
-            raise ValueError(
-                f"dataset={self.dataset!r} and train_source={self.train_source!r}: give one of them"
-            )
         if self.validation_source is not None and not self._trains_on_files:
             raise ValueError(
                 f"validation_source={self.validation_source!r} needs training files beside it: "
                 "give train_source and train_target, prepared or mixture"
-            )
-        if self.rdrop_alpha and self.simcut_alpha:
-            raise ValueError(
-                f"rdrop_alpha={self.rdrop_alpha:g} and simcut_alpha={self.simcut_alpha:g}: each "
-                "takes the second pass of a batch; give one of them"
             )
         if self.bpe_dropout and self.prepared is not None:
             raise ValueError(

@@ -44,7 +44,8 @@ class TextPage:
         self.models = {public_name(name): name for name in models}  # visitors never see a folder
         self.models_folder = models_folder
         self.service = PageService(len(models) + 1, dtype=dtype, max_tokens=max_tokens)
-        self.beams = min(self.service.num_beams(self.model), MAX_BEAMS)
+        decoding = self.service.load(self.model)[0].generation_config
+        self.beams = min(decoding.num_beams or 1, MAX_BEAMS)
 
     def start(self) -> dict[str, Any]:
         """What the script needs at the start."""

@@ -79,21 +79,19 @@ def answer_of_result(
     """
     settings = result.settings
     alpha = 1.0 if settings.length_penalty is None else float(settings.length_penalty)
-    hypotheses = []
-    for hypothesis in result.hypotheses:
-        penalty = penalty_of(len(hypothesis.ids), settings)
-        hypotheses.append(
-            {
-                "text": hypothesis.text,
-                "ids": hypothesis.ids,
-                "score": _number(hypothesis.score),
-                "penalty": _number(penalty),
-                "logProb": _number(hypothesis.score * penalty),
-            }
-        )
+    penalties = [penalty_of(len(one.ids), settings) for one in result.hypotheses]
     return {
         "sentence": result.sentence,
-        "hypotheses": hypotheses,
+        "hypotheses": [
+            {
+                "text": one.text,
+                "ids": one.ids,
+                "score": _number(one.score),
+                "penalty": _number(penalty),
+                "logProb": _number(one.score * penalty),
+            }
+            for one, penalty in zip(result.hypotheses, penalties, strict=True)
+        ],
         "penalty": {"form": penalty_form(settings), "alpha": alpha},
         "steps": [_step(step, settings, tokenizer) for step in result.steps],
         "hasLayers": result.has_layers,
@@ -106,21 +104,19 @@ def _step(
 ) -> list[dict[str, Any]]:
     """The candidates of one step of the search."""
     tokens = readable_tokens(tokenizer, [candidate.ids[-1] for candidate in step])
-    answers = []
-    for candidate, token in zip(step, tokens, strict=True):
-        penalty = penalty_of(len(candidate.ids), settings)
-        answers.append(
-            {
-                "token": token,
-                "parent": candidate.parent,
-                "logProb": _number(candidate.log_prob),
-                "penalty": _number(penalty),
-                "score": _number(candidate.log_prob / penalty),
-                "status": candidate.status,
-                "rank": candidate.rank,
-            }
-        )
-    return answers
+    penalties = [penalty_of(len(candidate.ids), settings) for candidate in step]
+    return [
+        {
+            "token": token,
+            "parent": one.parent,
+            "logProb": _number(one.log_prob),
+            "penalty": _number(penalty),
+            "score": _number(one.log_prob / penalty),
+            "status": one.status,
+            "rank": one.rank,
+        }
+        for one, token, penalty in zip(step, tokens, penalties, strict=True)
+    ]
 
 
 def answer_of_attention(

@@ -67,10 +67,6 @@ class Lengths:
                 f"The minimum length of {least} tokens is above the maximum of {most}: lower it."
             )
 
-    def given(self) -> dict[str, float]:
-        """Those that are given, for `generate()`."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
     def check(self, found: Sequence[Hypothesis]) -> None:
         """Check that the translations have the minimum length.
 
@@ -109,7 +105,9 @@ class Search:
             tokenizer: its tokenizer.
             sentence: the text.
         """
-        settings: dict[str, Any] = {**self.lengths.given(), "max_time": MAX_SECONDS}
+        lengths = asdict(self.lengths).items()
+        settings: dict[str, Any] = {name: value for name, value in lengths if value is not None}
+        settings["max_time"] = MAX_SECONDS
         if self.sampling is not None:
             settings |= {**asdict(self.sampling), "do_sample": True}
             engine = TorchEngine(model, tokenizer, num_beams=1, **settings)

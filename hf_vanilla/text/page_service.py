@@ -16,10 +16,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.cpus import return_freed_memory
 from hf_vanilla.hub.card import public_name
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.packing_vanilla import pack
 
 from .alignments import AlignedWords, Aligner, aligned_words, saved_head
-from .attentions import Attentions, LayerSteps, attentions, has_layer_steps, layer_steps
+from .attentions import Attentions, LayerSteps, attentions, layer_steps
 from .decoding import doubt, fragment_ids
 from .loading import load_translator, output_size
 from .page_answer import Result
@@ -62,14 +63,6 @@ class PageService:
         self.load(name)
         return self._described[name]
 
-    def num_beams(self, name: str) -> int:
-        """Number of beams in a model's generation config.
-
-        Raises:
-            ValueError: it cannot be loaded.
-        """
-        return self.load(name)[0].generation_config.num_beams or 1
-
     def translate(self, name: str, text: str, search: Search) -> Result:
         """Translate one sentence, record the search, and compute the attention of the best result.
 
@@ -104,7 +97,7 @@ class PageService:
             steps=steps,
             settings=settings,
             attentions=weights,
-            has_layers=has_layer_steps(model),
+            has_layers=isinstance(model, VanillaForConditionalGeneration),
         )
 
     def doubt(self, result: Result) -> str | None:
@@ -195,7 +188,14 @@ class PageService:
         if name not in self._models:
             with _any_error_of(name, "This model cannot be used."):
                 model, tokenizer = load_translator(name, dtype=self.dtype)
-                self._described[name] = _description(model)
+                config = model.config
+                described = f"{model.num_parameters() / 1e6:.1f} million parameters"
+                if hasattr(config, "encoder_layers"):  # T5 has other names for its layers
+                    described += (
+                        f", {config.encoder_layers} + {config.decoder_layers} layers, "
+                        f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads"
+                    )
+                self._described[name] = described
                 pack(model)
                 return_freed_memory()
                 self._models[name] = model, tokenizer
@@ -230,16 +230,6 @@ class PageService:
         is_list = isinstance(ids, list) and 0 < len(ids) <= most
         if not is_list or not all(type(i) is int and 0 <= i < size for i in ids):
             raise ValueError("This translation is none of the model: translate again.")
-
-
-def _description(model: PreTrainedModel) -> str:
-    config, size = model.config, f"{model.num_parameters() / 1e6:.1f} million parameters"
-    if not hasattr(config, "encoder_layers"):  # T5 has other names for its layers
-        return size
-    return (
-        f"{size}, {config.encoder_layers} + {config.decoder_layers} layers, "
-        f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads"
-    )
 
 
 def checked_text(text: str, max_tokens: int) -> str:

@@ -6,6 +6,7 @@ can also measure all layers and heads on pairs whose alignments are known.
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -15,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.data.corpus import built_in_numbers, number_words
 from hf_vanilla.data.lines import read_lines, read_pairs
-from hf_vanilla.files import check_output_file
 from hf_vanilla.models.packing_vanilla import pack
 from hf_vanilla.options import Options, option
 
@@ -31,7 +31,7 @@ from .alignments import (
 )
 from .attentions import readable_tokens
 from .encoding import encode_texts
-from .file_translation import N_BEST_FORMATS, STANDARD_STREAM, open_output
+from .file_translation import N_BEST_FORMATS, STANDARD_STREAM, checked_output, open_output
 from .loading import load_translator
 from .n_best import log_probs_of_pairs
 
@@ -79,29 +79,24 @@ def score_files(options: ScoreOptions) -> Path | None:
             long, the folder has no model, or its weights give NaN.
         OSError: a file cannot be read, or the output exists and `overwrite` is off.
     """
-    if options.output != STANDARD_STREAM:
-        check_output_file(options.output, overwrite=options.overwrite)
+    output = checked_output(options.output, overwrite=options.overwrite)
     windows = _windows(options.source, options.target, SCORED_PAIRS)
     first = next(windows)  # a missing file is reported before the model is loaded
     model, tokenizer = load_translator(options.model)
     pack(model)
-    with open_output(options.output) as file:
+    with open_output(output) as file:
         for first_line, texts in chain([first], windows):
             ids = pair_ids(tokenizer, texts, first_line=first_line)
             scored = log_probs_of_pairs(model, ids, tokens_per_batch=options.tokens_per_batch)
             for (_, target), log_probs in zip(ids, scored, strict=True):
-                tokens = readable_tokens(tokenizer, target) if options.format == "jsonl" else None
-                file.write(_record(log_probs, tokens) + "\n")
-    return None if options.output == STANDARD_STREAM else Path(options.output)
-
-
-def _record(log_probs: list[float], tokens: list[str] | None) -> str:
-    """One pair as a line of TSV, or of JSON if `tokens` are given."""
-    total = math.fsum(log_probs)
-    if tokens is None:
-        return f"{total:.4f}\t{len(log_probs)}"
-    record = {"log_prob": total, "tokens": tokens, "token_log_probs": log_probs}
-    return json.dumps(record, ensure_ascii=False)
+                total = math.fsum(log_probs)
+                line = f"{total:.4f}\t{len(log_probs)}"
+                if options.format == "jsonl":
+                    tokens = readable_tokens(tokenizer, target)
+                    record = {"log_prob": total, "tokens": tokens, "token_log_probs": log_probs}
+                    line = json.dumps(record, ensure_ascii=False)
+                file.write(line + "\n")
+    return output
 
 
 def pair_ids(
@@ -186,20 +181,19 @@ def align_files(options: AlignOptions) -> Path | str | None:
         return _choose(options)
     assert options.source is not None
     assert options.target is not None
-    if options.output != STANDARD_STREAM:
-        check_output_file(options.output, overwrite=options.overwrite)
+    output = checked_output(options.output, overwrite=options.overwrite)
     model, tokenizer = load_translator(options.model)
     pack(model)
     head = saved_head(options.model)
     if options.layer is not None:
         head = AlignmentHead(layer=options.layer, head=options.head)
     aligner = Aligner(model, tokenizer, head)
-    with open_output(options.output) as file:
+    with open_output(output) as file:
         for first_line, window in _windows(options.source, options.target, ALIGNED_PAIRS):
             found = aligner.align(window, first_line=first_line)
             for texts, links in zip(window, found, strict=True):
                 file.write(alignment_line(texts, links, options.format))
-    return None if options.output == STANDARD_STREAM else Path(options.output)
+    return output
 
 
 def _choose(options: AlignOptions) -> str:
@@ -239,25 +233,20 @@ def _gold_of_files(options: AlignOptions) -> list[AlignedPair]:
     pairs = []
     for number, (row, line) in enumerate(zip(rows, lines, strict=True), start=1):
         source, target = (tuple(word_spans(row[side])) for side in ("source", "target"))
-        try:
-            sure = {_link(part, "-") for part in line.split() if "-" in part}
-            possible = {_link(part, "?") for part in line.split() if "-" not in part}
-        except ValueError:
-            raise ValueError(
-                f"{options.gold}, line {number}: {line!r:.60} is no alignment: give 0-0 for sure "
-                "and 1?2 for possible links"
-            ) from None
-        for i, j in sure | possible:
+        links: dict[str, set[tuple[int, int]]] = {"-": set(), "?": set()}  # by their signs
+        for part in line.split():
+            if (link := re.fullmatch(r"(\d+)([-?])(\d+)", part)) is None:
+                raise ValueError(
+                    f"{options.gold}, line {number}: {line!r:.60} is no alignment: give 0-0 for "
+                    "sure and 1?2 for possible links"
+                )
+            i, j = int(link[1]), int(link[3])
             if i >= len(source) or j >= len(target):
                 raise ValueError(f"{options.gold}, line {number}: there is no word {i}-{j}")
-        gold = frozenset(sure), frozenset(sure | possible)
+            links[link[2]].add((i, j))
+        gold = frozenset(links["-"]), frozenset(links["-"] | links["?"])
         pairs.append(AlignedPair(row["source"], row["target"], source, target, *gold))
     return pairs
-
-
-def _link(part: str, sign: str) -> tuple[int, int]:
-    source, target = part.split(sign)
-    return int(source), int(target)
 
 
 # --- the built-in corpus ------------------------------------------------------------------------

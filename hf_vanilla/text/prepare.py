@@ -1,7 +1,6 @@
 """`hf-vanilla prepare`: tokenize a corpus once, in shards that training maps."""
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -42,9 +41,7 @@ class PrepareOptions(PairOptions):
             raise ValueError(f"part={self.part}, but parts={self.parts}: count the parts from 1")
         _ = self.text  # checks the options of the text
         if self.streaming and self.train_source is None and self.dataset in (None, BUILT_IN_CORPUS):
-            raise ValueError(
-                "streaming needs a dataset or train_source: it reads no built-in corpus"
-            )
+            raise ValueError("streaming needs a dataset or train_source, not the built-in corpus")
 
     @property
     def text(self) -> TranslationDataOptions:
@@ -67,15 +64,19 @@ def prepare_shards(options: PrepareOptions) -> Path:
     folder = Path(options.output)
     tokenizer = load_saved(AutoTokenizer, options.tokenizer)
     corpus = load_corpus(options.text, is_stream=options.streaming)
-    if options.part == 1 and "validation" in corpus:
-        _write_validation(corpus["validation"], folder)
+    if options.part == 1 and "validation" in corpus:  # two files, which `train --prepared` needs
+        folder.mkdir(parents=True, exist_ok=True)
+        rows, files = list(corpus["validation"]), [folder / f"validation.{side}" for side in SIDES]
+        for side, file in zip(SIDES, files, strict=True):
+            write_text(file, "".join(" ".join(row[side].split()) + "\n" for row in rows))
+        logger.info("validation pairs: --validation_source %s --validation_target %s", *files)
     pairs = StreamedPairs(corpus["train"]) if options.streaming else corpus["train"]
     cut = {"pairs_per_shard": options.pairs_per_shard, "part": options.part, "parts": options.parts}
     size = options.pairs_per_shard
     total = sum(min(size, len(pairs) - n * size) for n in shards_of_part(len(pairs), **cut))
     with tqdm(total=total, desc="Tokenizing", unit="pair") as bar:
-        for rows in write_shards(pairs, tokenizer, folder, **cut):
-            bar.update(len(rows))
+        for written in write_shards(pairs, tokenizer, folder, **cut):
+            bar.update(len(written))
     prepared = read_prepared(folder)
     missing = sum(not prepared.path(folder, n).is_file() for n in range(prepared.shards))
     logger.info(
@@ -84,15 +85,3 @@ def prepare_shards(options: PrepareOptions) -> Path:
         f"{missing} are left to other parts" if missing else "complete",
     )
     return folder
-
-
-def _write_validation(pairs: Iterable[dict[str, str]], folder: Path) -> None:
-    """Write a dataset's validation pairs as two files, which `train --prepared` needs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [[" ".join(row[side].split()) + "\n" for side in SIDES] for row in pairs]
-    for side, lines in zip(SIDES, zip(*rows, strict=True), strict=True):
-        write_text(folder / f"validation.{side}", "".join(lines))
-    logger.info(
-        "validation pairs: --validation_source %s --validation_target %s",
-        *(folder / f"validation.{side}" for side in SIDES),
-    )

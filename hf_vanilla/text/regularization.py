@@ -10,7 +10,7 @@ Shapes: B batch, T target, V vocabulary.
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import groupby, pairwise
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from accelerate.utils import extract_model_from_parallel
 from datasets import Dataset
-from tokenizers import Encoding, models
+from tokenizers import models
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedTokenizerBase
@@ -222,7 +222,11 @@ class SubwordDropout:
             generator: on the CPU; chooses among the segmentations.
         """
         encoded = self._tokenizer(list(texts), verbose=False, return_attention_mask=False)
-        rows = [list(self._words(encoded[number])) for number in range(len(texts))]
+        rows = []  # the ids of each word of a text; special tokens are words
+        for number in range(len(texts)):
+            tokens = zip(encoded[number].ids, encoded[number].word_ids, strict=True)
+            groups = groupby(tokens, lambda pair: pair[1])
+            rows.append([tuple(token for token, _ in word) for _, word in groups])
         choices = iter(torch.randint(DRAWS, (sum(map(len, rows)),), generator=generator).tolist())
         found = []
         for words, usual in zip(rows, encoded.input_ids, strict=True):
@@ -236,27 +240,18 @@ class SubwordDropout:
         made = partial(SubwordDropout, **settings, max_length=self._max_length)
         return made, (self._tokenizer,)
 
-    def _words(self, tokens: Encoding) -> Iterator[tuple[int, ...]]:
-        """The ids of each word of a text; special tokens are words."""
-        for _, word in groupby(zip(tokens.ids, tokens.word_ids, strict=True), lambda pair: pair[1]):
-            yield tuple(token for token, _ in word)
-
     def _segmentation(self, word: tuple[int, ...], number: int) -> tuple[int, ...]:
         """Draw number `number` of a word."""
-        symbols = self._symbols(word)
-        if symbols is None or len(symbols) == 1:
-            return word
-        draw = random.Random(f"{self._seed} {number} {word}")
-        return tuple(self._ids[piece] for piece in self._merged(symbols, draw))
-
-    def _symbols(self, word: tuple[int, ...]) -> list[str] | None:
-        """The symbols from which merges build a word; None for an unknown or a special token."""
         text = "".join(self._pieces.get(token, "") for token in word)
-        symbols = list(text.removesuffix(self._suffix))
+        symbols = list(text.removesuffix(self._suffix))  # from which merges build the word
         if symbols and len(symbols) < len(text):
             symbols[-1] += self._suffix
         whole = self._merged(symbols, None)
-        return symbols if [self._ids.get(piece) for piece in whole] == list(word) else None
+        is_built = [self._ids.get(piece) for piece in whole] == list(word)
+        if not is_built or len(symbols) == 1:  # an unknown or a special token; a letter
+            return word
+        draw = random.Random(f"{self._seed} {number} {word}")
+        return tuple(self._ids[piece] for piece in self._merged(symbols, draw))
 
     def _merged(self, symbols: Sequence[str], draw: random.Random | None) -> list[str]:
         """The pieces of a word; without `draw` no merge is left out."""

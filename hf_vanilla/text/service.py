@@ -246,19 +246,16 @@ class TextService:
         model = self._of_languages(_text(body, "source", "auto"), _text(body, "target", ""))
         given = body.get("alternatives") not in (None, "", 0, "0")
         alternatives = whole_number(body, "alternatives", 1, MAX_BEAMS - 1) if given else 0
-        search = BatchSearch(model.service, model.name, 1 + alternatives)
-        plan, futures = self._submitted(model, search, texts, is_html=_is_html(body))
+        plan, futures = self._submitted(body, texts, model, 1 + alternatives)
         found = await asyncio.gather(*futures)
         ways = [[_text_of(blocks, found, n) for n in range(1 + alternatives)] for blocks in plan]
-        is_list = not isinstance(body["q"], str)
-        answer: dict[str, Any] = {"translatedText": _one_or_all([way[0] for way in ways], is_list)}
+        answer: dict[str, list[Any]] = {"translatedText": [way[0] for way in ways]}
         if _text(body, "source", "auto") == "auto":
-            detected = [self._detected(text)[0] for text in texts]
-            answer["detectedLanguage"] = _one_or_all(detected, is_list)
+            answer["detectedLanguage"] = [self._detected(text)[0] for text in texts]
         if alternatives:
-            others = [list(dict.fromkeys(way))[1:] for way in ways]
-            answer["alternatives"] = _one_or_all(others, is_list)
-        return answer
+            answer["alternatives"] = [list(dict.fromkeys(way))[1:] for way in ways]
+        is_one = isinstance(body["q"], str)
+        return {name: values[0] if is_one else values for name, values in answer.items()}
 
     async def detect(self, body: Any) -> list[dict[str, Any]]:
         """`POST /detect`."""
@@ -266,9 +263,7 @@ class TextService:
 
     def languages(self) -> list[dict[str, Any]]:
         """`GET /languages`."""
-        codes = dict.fromkeys(
-            code for model in self.models for code in (model.source, model.target)
-        )
+        codes = dict.fromkeys(code for one in self.models for code in (one.source, one.target))
         return [
             {
                 "code": code,
@@ -319,8 +314,8 @@ class TextService:
         texts = _texts(body, "text")
         model: Model = named_model({one.shown: one for one in self.models}, body)
         n_best = whole_number(body, "n_best", 1, MAX_BEAMS)
-        search = BatchSearch(model.service, model.name, n_best, _flag(body, "alignment"))
-        plan, futures = self._submitted(model, search, texts, is_html=_is_html(body))
+        has_links = _flag(body, "alignment")
+        plan, futures = self._submitted(body, texts, model, n_best, has_links=has_links)
         if _flag(body, "stream"):
             return _streamed(plan, futures)
         found = await asyncio.gather(*futures)
@@ -334,7 +329,7 @@ class TextService:
         return {"model": model.shown, "translations": answers}
 
     def _submitted(
-        self, model: Model, search: BatchSearch, texts: list[str], *, is_html: bool
+        self, body: Any, texts: list[str], model: Model, n: int, *, has_links: bool = False
     ) -> "tuple[list[Plan], list[asyncio.Future[Translated]]]":
         """The sentences of each text, and what will be their translations.
 
@@ -342,12 +337,15 @@ class TextService:
             ValueError: a text cannot be translated.
             BusyError: too many wait.
         """
-        if is_html:
-            for text in texts:
-                check_html(text)
+        form = _text(body, "format", "text")
+        if form not in ("text", "html"):
+            raise ValueError(f"The format {form[:20]!r} is neither text nor html.")
+        is_html = form == "html"
         prepared: list[Prepared] = []
         plan: list[Plan] = []
         for text in texts:
+            if is_html:
+                check_html(text)
             plan.append([])
             for block in model.blocks(text, is_html=is_html):
                 if isinstance(block, str):
@@ -355,11 +353,10 @@ class TextService:
                     continue
                 plan[-1].append([(piece, len(prepared) + at) for at, piece in enumerate(block)])
                 prepared += [model.prepared(piece.text, is_html=is_html) for piece in block]
-        if len(prepared) > MOST_SENTENCES:
-            raise ValueError(
-                f"There are {len(prepared):,} sentences; the limit is {MOST_SENTENCES}."
-            )
+        if (count := len(prepared)) > MOST_SENTENCES:
+            raise ValueError(f"There are {count:,} sentences; the limit is {MOST_SENTENCES}.")
         sizes = [len(one.ids) for one in prepared]
+        search = BatchSearch(model.service, model.name, n, has_links)
         futures = self._worker.submit(search, prepared, sizes)
         return plan, [asyncio.wrap_future(future) for future in futures]
 
@@ -373,18 +370,16 @@ async def _streamed(
 ) -> AsyncIterator[dict[str, Any]]:
     """Each sentence as soon as it is translated, with the numbers of its text and of itself."""
     positions = {
-        at: (text, sentence)
+        futures[at]: {"text": text, "sentence": sentence}
         for text, blocks in enumerate(plan)
         for sentence, at in enumerate(_numbers(blocks))
     }
-    numbers = {future: number for number, future in enumerate(futures)}
     waiting = set(futures)
     try:
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for future in sorted(done, key=numbers.__getitem__):
-                text, sentence = positions[numbers[future]]
-                yield {"text": text, "sentence": sentence, **future.result().json()}
+            for future in (one for one in futures if one in done):
+                yield {**positions[future], **future.result().json()}
     finally:
         for future in waiting:
             future.cancel()
@@ -396,21 +391,15 @@ def _numbers(blocks: Plan) -> list[int]:
 
 def _text_of(blocks: Plan, found: Sequence[Translated], rank: int) -> str:
     """The translations of a text, joined; where a sentence has fewer, its best."""
-
-    def text(at: int) -> str:
-        hypotheses = found[at].hypotheses
-        return hypotheses[rank if rank < len(hypotheses) else 0].text
-
-    return "".join(
-        block
-        if isinstance(block, str)
-        else joined([piece for piece, _ in block], [text(at) for _, at in block])
-        for block in blocks
-    )
-
-
-def _one_or_all(values: list[Any], is_list: bool) -> Any:
-    return values if is_list else values[0]
+    text = ""
+    for block in blocks:
+        if isinstance(block, str):
+            text += block
+            continue
+        lists = [found[at].hypotheses for _, at in block]
+        chosen = [(one[rank] if rank < len(one) else one[0]).text for one in lists]
+        text += joined([piece for piece, _ in block], chosen)
+    return text
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -451,13 +440,6 @@ def _flag(body: Any, name: str) -> bool:
     return body.get(name, False) in (True, "true", "True", "1", 1)
 
 
-def _is_html(body: Any) -> bool:
-    form = _text(body, "format", "text")
-    if form not in ("text", "html"):
-        raise ValueError(f"The format {form[:20]!r} is neither text nor html.")
-    return form == "html"
-
-
 class _Elements(HTMLParser):
     """The elements of a text that are open at its end."""
 
@@ -468,9 +450,6 @@ class _Elements(HTMLParser):
     def handle_starttag(self, tag: str, _: Any) -> None:
         if tag not in UNCLOSED:
             self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: Any) -> None:
-        """It opens nothing."""
 
     def handle_endtag(self, tag: str) -> None:
         if tag in self.open:

@@ -7,8 +7,9 @@ renamed. `manifest.json` lists the shards and the settings of the run.
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice, tee
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from hf_vanilla.data.lines import opened
 from hf_vanilla.files import PARTIAL, whole_file, write_text
 
 from .decoding import Progress
-from .n_best import Hypothesis
 from .text_translator import TextTranslator
 from .translator import Translator
 
@@ -27,6 +27,8 @@ EARLIER_FAILED = ".failed.txt"  # its name in folders of earlier versions
 PARQUET = ".parquet"
 TRANSLATION = "translation"
 SCORE = "translation_score"
+# texts to their translations, or to their n-best lists
+Search = Callable[[Iterable[str]], Iterator[Any]]
 NOT_SHOWN = ("inputs", "model_files", "ensemble_files", "terminology")  # settings of many values
 
 
@@ -109,9 +111,7 @@ def plan_shards(
     manifest = output / MANIFEST
     if not manifest.is_file():
         if any(path.suffix != PARTIAL for path in output.iterdir()):
-            raise FileExistsError(
-                f"{output} is not empty and has no {MANIFEST}: choose another output"
-            )
+            raise FileExistsError(f"{output} has files but no {MANIFEST}: choose another output")
         shards = list(_split(files, lines_per_shard, column, is_n_best="n_best" in settings))
         content = {"facts": facts, "shards": [asdict(shard) for shard in shards]}
         write_text(manifest, json.dumps(content, indent=1))
@@ -158,9 +158,18 @@ def translate_shard(
         return
     # every worker has its own temporary name; the file of a killed worker names its shard
     mark = f"{socket.gethostname()}-{os.getpid()}"
+    options: dict[str, Any] = {"progress": progress, "first_line": shard.first_line}
+    search: Search
+    if n_best is None:
+        search = partial(translator.translate, **options)
+    else:
+        assert isinstance(translator, Translator)  # CorpusOptions refuses the other
+        search = partial(translator.n_best, n=n_best, **options)
     with whole_file(finished, mark=f"~{mark}") as unfinished:
-        write = _write_parquet if shard.column is not None else _write_text
-        count = write(translator, shard, unfinished, n_best, progress)
+        if shard.column is None:
+            count = _write_text(shard, unfinished, search)
+        else:
+            count = _write_parquet(shard, unfinished, search, is_n_best=n_best is not None)
         if count != shard.lines:
             raise ValueError(
                 f"{shard.source} has changed: {count} lines from line {shard.first_line} on, not "
@@ -181,12 +190,6 @@ def failed_lines(shard: Shard, output: Path) -> list[int]:
         if path.is_file():
             return [int(line) for line in path.read_text().split()]
     return []
-
-
-def remove_unused_manifest(output: Path) -> None:
-    """Remove the manifest where no shard was begun, so that the next run may differ."""
-    if all(path.name == MANIFEST for path in output.iterdir()):
-        (output / MANIFEST).unlink(missing_ok=True)
 
 
 def remove_leftovers(plan: Plan, output: Path) -> None:
@@ -221,14 +224,10 @@ def _input_files(inputs: Sequence[str]) -> list[Path]:
 
 def _shards_of(manifest: Path, facts: dict[str, Any]) -> list[Shard]:
     saved = json.loads(manifest.read_text(encoding="utf-8"))
-    before, now = saved["facts"], json.loads(json.dumps(facts))
-    changed = sorted(
-        name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
-    )
+    old, new = saved["facts"], json.loads(json.dumps(facts))
+    changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     if changed:
-        named = ", ".join(
-            name if name in NOT_SHOWN else f"{name}={before.get(name)!r}" for name in changed
-        )
+        named = ", ".join(one if one in NOT_SHOWN else f"{one}={old.get(one)!r}" for one in changed)
         raise ValueError(
             f"an earlier run wrote {manifest.parent} with other {named}: "
             "use the same again, or choose another output"
@@ -287,50 +286,21 @@ def _row_groups(path: Path, column: str, added: Sequence[str]) -> list[tuple[int
     return [(group, file.metadata.row_group(group).num_rows) for group in groups]
 
 
-def _write_text(
-    translator: Translator | TextTranslator,
-    shard: Shard,
-    path: Path,
-    n_best: int | None,
-    progress: Progress,
-) -> int:
+def _write_text(shard: Shard, path: Path, search: Search) -> int:
+    """Write a translation per line, or a row per hypothesis: source, translation, score."""
+    read, kept = tee(_lines(shard))
+    count = 0
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        if n_best is None:
-            translations = translator.translate(
-                _lines(shard), progress=progress, first_line=shard.first_line
-            )
-            # a line feed in a translation must not start a new line of the file
-            rows: Iterator[str] = (text.replace("\n", " ") + "\n" for text in translations)
-        else:
-            rows = _rows(translator, shard, n_best, progress)
-        count = 0
-        for row in rows:
-            file.write(row)
+        for source, found in zip(kept, search(read), strict=True):
+            if isinstance(found, str):
+                # a line feed in a translation must not start a new line of the file
+                file.write(found.replace("\n", " ") + "\n")
+            else:
+                for one in found:
+                    file.write(f"{cell(source)}\t{cell(one.text)}\t{one.score:.4f}\n")
             file.flush()
             count += 1
     return count
-
-
-def _rows(
-    translator: Translator | TextTranslator, shard: Shard, n_best: int, progress: Progress
-) -> Iterator[str]:
-    """For each line, a row per hypothesis: source, translation, score."""
-    read, kept = tee(_lines(shard))
-    lists = _lists(translator, shard, read, n_best, progress)
-    for source, hypotheses in zip(kept, lists, strict=True):
-        cells = [(cell(source), cell(one.text), f"{one.score:.4f}") for one in hypotheses]
-        yield "".join("\t".join(row) + "\n" for row in cells)
-
-
-def _lists(
-    translator: Translator | TextTranslator,
-    shard: Shard,
-    texts: Iterable[str],
-    n_best: int,
-    progress: Progress,
-) -> Iterator[list[Hypothesis]]:
-    assert isinstance(translator, Translator)  # CorpusOptions refuses the other
-    return translator.n_best(texts, n_best, progress=progress, first_line=shard.first_line)
 
 
 def cell(text: str) -> str:
@@ -349,31 +319,22 @@ def _lines(shard: Shard) -> Iterator[str]:
             yield text.rstrip("\r\n")
 
 
-def _write_parquet(
-    translator: Translator | TextTranslator,
-    shard: Shard,
-    path: Path,
-    n_best: int | None,
-    progress: Progress,
-) -> int:
+def _write_parquet(shard: Shard, path: Path, search: Search, *, is_n_best: bool) -> int:
     """Write the rows of the shard with all their columns and a column `translation`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pq.ParquetFile(shard.source).read_row_group(shard.begin)
     sentences = table.column(shard.column).to_pylist()
-    if n_best is None:
-        read = translator.translate(sentences, progress=progress, first_line=shard.first_line)
-        texts = list(read)
-        written = table.append_column(TRANSLATION, pa.array(texts, pa.string()))
-    else:
-        lists = list(_lists(translator, shard, sentences, n_best, progress))
-        found = [one for hypotheses in lists for one in hypotheses]
-        rows = [i for i, hypotheses in enumerate(lists) for _ in hypotheses]
-        repeated = table.take(pa.array(rows, pa.int64()))
-        written = repeated.append_column(
-            TRANSLATION, pa.array([one.text for one in found], pa.string())
-        ).append_column(SCORE, pa.array([one.score for one in found], pa.float64()))
+    texts, scores = list(search(sentences)), None
+    if is_n_best:
+        rows = [i for i, hypotheses in enumerate(texts) for _ in hypotheses]
+        table = table.take(pa.array(rows, pa.int64()))
+        scores = [one.score for hypotheses in texts for one in hypotheses]
+        texts = [one.text for hypotheses in texts for one in hypotheses]
+    table = table.append_column(TRANSLATION, pa.array(texts, pa.string()))
+    if scores is not None:
+        table = table.append_column(SCORE, pa.array(scores, pa.float64()))
     with path.open("wb") as file:
-        pq.write_table(written, file)
+        pq.write_table(table, file)
     return len(sentences)

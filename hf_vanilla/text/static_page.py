@@ -41,10 +41,7 @@ PAGE_FILES = (
 WORKER_FILES = ("answer.js", "worker.js")
 ENGINE_FILES = ("tokenizer.js", "model.js", "search.js", "index.js")
 MODEL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     "model.safetensors",
 )
 TITLE = "Attention Is All You Need: watch it translate"
@@ -109,9 +106,17 @@ def write_page(options: PageOptions) -> Path:
             write_text(output, _single_file(options, Path(saved)))
         files = [output]
     else:
-        output = Path(options.output)
+        output, own = Path(options.output), "'self'"
+        policy = POLICY.format(script=own, style=own, worker=own, connect=own)
         with whole_folder(output) as folder:
-            _write_folder(options, folder)
+            facts = _write_models(options, folder)
+            for name, text in page_files(facts, title=options.title, policy=policy).items():
+                (folder / name).write_text(text, encoding="utf-8")
+            (folder / "engine").mkdir()
+            for name in WORKER_FILES:
+                (folder / name).write_bytes((VIEWS / name).read_bytes())
+            for name in ENGINE_FILES:
+                (folder / "engine" / name).write_bytes((ENGINE / name).read_bytes())
         files = [one for one in output.rglob("*") if one.is_file()]
     logger.info("%s: %.2f MB", output, sum(one.stat().st_size for one in files) / 1e6)
     return output
@@ -222,9 +227,7 @@ def page_files(facts: dict[str, Any], *, title: str = TITLE, policy: str = "") -
     """
     files = {name: (VIEWS / name).read_text(encoding="utf-8") for name in ("page.css", *PAGE_FILES)}
     index = Template((VIEWS / "index.html").read_text(encoding="utf-8")).substitute(
-        title=html.escape(title),
-        facts=json.dumps(facts).replace("<", "\\u003c"),
-        policy=policy,
+        title=html.escape(title), facts=json.dumps(facts).replace("<", "\\u003c"), policy=policy
     )
     return {"index.html": index, **files}
 
@@ -236,19 +239,6 @@ def _write_models(options: PageOptions, folder: Path) -> dict[str, Any]:
     examples = demo_model_facts(own).get("examples", [])
     sentence = options.sentence or next(iter(examples), "")
     return {"engine": "browser", "models": models, "sentence": sentence, "examples": examples}
-
-
-def _write_folder(options: PageOptions, folder: Path) -> None:
-    """Write the models and the page beside them."""
-    facts, own = _write_models(options, folder), "'self'"
-    policy = POLICY.format(script=own, style=own, worker=own, connect=own)
-    for name, text in page_files(facts, title=options.title, policy=policy).items():
-        (folder / name).write_text(text, encoding="utf-8")
-    (folder / "engine").mkdir()
-    for name in WORKER_FILES:
-        (folder / name).write_bytes((VIEWS / name).read_bytes())
-    for name in ENGINE_FILES:
-        (folder / "engine" / name).write_bytes((ENGINE / name).read_bytes())
 
 
 def _single_file(options: PageOptions, folder: Path) -> str:

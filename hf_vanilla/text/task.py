@@ -3,11 +3,13 @@
 Shapes: B batch, S source, T target, V vocabulary.
 """
 
+import copy
 import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +34,7 @@ from hf_vanilla.data.batching import (
 from hf_vanilla.data.bleu import check_bleu_tokenizer, score_translations
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.hub.card import languages_of
+from hf_vanilla.loading import OF_TRAINING
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import progress_bar
@@ -40,11 +43,11 @@ from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, Validation, Work
 
 from .card import translation_card
-from .data import InitialModel, TextData, load_initial_model, prepare_text, text_facts
+from .data import TextData, fingerprint, load_initial_model, prepare_text
 from .decoding import Sentence, SentenceDecoder, generated_texts
-from .encoding import EncodedPairs
+from .encoding import EncodedPairs, tokenizer_fingerprint
 from .mixture import SEED_OF_CORPUS, MixtureOrder, SourceNoise
-from .options import TranslationDataOptions
+from .options import TranslationDataOptions, changed_decoding
 from .regularization import DropoutOrder, SubwordDropout, rdrop_outputs, simcut_outputs
 
 logger = MainProcessLogger(logging.getLogger(__name__), {})
@@ -64,8 +67,8 @@ def prepare(recipe: Recipe) -> "TranslationTask":
     options: TranslationDataOptions = recipe.data
     if options.eval_sentences:
         check_bleu_tokenizer(options.bleu_tokenize)
-    initial = load_initial_model(recipe)
-    data = prepare_text(recipe, None if initial is None else initial.tokenizer)
+    initial, its_tokenizer = load_initial_model(recipe) or (None, None)
+    data = prepare_text(recipe, its_tokenizer)
     rows = data.train.rows.with_format("arrow")
     tokenizer, dropout, noise = data.tokenizer, None, None
     collate = PairCollator(tokenizer.pad_token_id)
@@ -126,7 +129,8 @@ class TranslationTask:
         collate: rows to padded tensors.
         dropout: encodes the training text anew for each batch; None without BPE-dropout.
         noise: changes the sources for each batch; None without noise.
-        initial: the model from which the run starts; None where its weights are random.
+        initial: the model from which the run starts, on the CPU, in float32; None where weights
+            are random.
         widths: to which batches are padded; none without `length_buckets`.
     """
 
@@ -136,7 +140,7 @@ class TranslationTask:
     collate: PairCollator
     dropout: SubwordDropout | None = None
     noise: SourceNoise | None = None
-    initial: InitialModel | None = None
+    initial: PreTrainedModel | None = None
     widths: tuple[int, ...] = ()
     items: ClassVar[str] = "tokens"
     counted: ClassVar[tuple[str, ...]] = ("target_tokens",)
@@ -163,12 +167,28 @@ class TranslationTask:
         return math.ceil(self.options.tokens_per_step / self.options.tokens_per_batch)
 
     def model(self) -> PreTrainedModel:
-        """The initial model or a new one, with the decoding of the recipe.
+        """A copy of the initial model or a new one, with dropout and decoding of the recipe.
 
         Raises:
             ValueError: SimCut needs padding that is looked up as zeros, and it is not.
         """
-        model = self._new_model() if self.initial is None else self.initial.copy_for(self.recipe)
+        if self.initial is None:
+            tokenizer = self.data.tokenizer
+            config = self.recipe.config(
+                vocab_size=len(tokenizer),
+                pad_token_id=tokenizer.pad_token_id,
+                eos_token_id=tokenizer.eos_token_id,
+                decoder_start_token_id=tokenizer.pad_token_id,
+            )
+            model = VanillaForConditionalGeneration(config)
+            model.generation_config = self.recipe.generation_config(config)
+        else:
+            config, own = copy.deepcopy(self.initial.config), self.recipe.model
+            config.update({name: own[name] for name in OF_TRAINING & own.keys()})
+            model = VanillaForConditionalGeneration(config)
+            model.load_state_dict(self.initial.state_dict())
+            decoding = changed_decoding(self.initial.generation_config, self.recipe.decoding)
+            model.generation_config = decoding
         if self.options.simcut_alpha and model.config.zero_token_id is None:
             raise ValueError(
                 f"simcut_alpha={self.options.simcut_alpha:g} cuts tokens by zero vectors, which a "
@@ -176,21 +196,12 @@ class TranslationTask:
             )
         return model
 
-    def _new_model(self) -> PreTrainedModel:
-        tokenizer = self.data.tokenizer
-        config = self.recipe.config(
-            vocab_size=len(tokenizer),
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            decoder_start_token_id=tokenizer.pad_token_id,
-        )
-        model = VanillaForConditionalGeneration(config)
-        model.generation_config = self.recipe.generation_config(config)
-        return model
-
     def facts(self) -> dict[str, str]:
         """Fingerprints of training data, validation data and tokenizer."""
-        return text_facts(self.data)
+        facts = {"training data": fingerprint(self.data.train)}
+        if self.data.validation is not None:
+            facts["validation data"] = fingerprint(self.data.validation)
+        return {**facts, "tokenizer": tokenizer_fingerprint(self.data.tokenizer)}
 
     def order(self, per_step: int) -> TokenBatchOrder | MixtureOrder | DropoutOrder:
         """Cut the tokens of a step into `per_step` equal micro-batches.
@@ -207,17 +218,17 @@ class TranslationTask:
                 f"{budget} tokens each, but one sentence has {longest}: raise it, or lower "
                 "max_length"
             )
-        seed = self.recipe.train.seed
+        seed, samplers = self.recipe.train.seed, []
         if self.data.firsts is not None:
-            return self._mixture_order(train, self.data.firsts, budget, per_step)
-        sampler = TokenBatchSampler(
-            train.source_lengths,
-            train.target_lengths,
-            tokens_per_batch=budget,
-            seed=seed,
-            widths=self.widths,
-        )
-        logger.info("an epoch: %s", sampler.describe())
+            firsts = self.data.firsts.tolist()
+            for number, rows in enumerate(pairwise(firsts)):
+                name = options.corpora[number].source
+                if rows[0] == rows[1]:
+                    raise ValueError(f"mixture: no sentence pair of {name} is left to use")
+                samplers.append(self._sampler(budget, f" of {name}", number, *rows))
+            run = {"per_step": per_step, "max_steps": self.recipe.train.max_steps, "seed": seed}
+            return MixtureOrder(options.corpora, samplers, firsts[:-1], **run)
+        sampler = self._sampler(budget)
         if len(sampler) < per_step:
             logger.warning(
                 "a step has %d micro-batches and the corpus only %d: each step reads a pair more "
@@ -228,25 +239,20 @@ class TranslationTask:
             return DropoutOrder(sampler, self.data.train_text, self.dropout, seed)
         return TokenBatchOrder(sampler, budget)
 
-    def _mixture_order(
-        self, train: EncodedPairs, firsts: np.ndarray, budget: int, per_step: int
-    ) -> MixtureOrder:
-        seed, corpora, samplers = self.recipe.train.seed, self.options.corpora, []
-        for number, corpus in enumerate(corpora):
-            rows = slice(firsts[number], firsts[number + 1])
-            if rows.start == rows.stop:
-                raise ValueError(f"mixture: no sentence pair of {corpus.source} is left to use")
-            sampler = TokenBatchSampler(
-                train.source_lengths[rows],
-                train.target_lengths[rows],
-                tokens_per_batch=budget,
-                seed=seed + number * SEED_OF_CORPUS,
-                widths=self.widths,
-            )
-            logger.info("an epoch of %s: %s", corpus.source, sampler.describe())
-            samplers.append(sampler)
-        run = {"per_step": per_step, "max_steps": self.recipe.train.max_steps, "seed": seed}
-        return MixtureOrder(corpora, samplers, firsts[:-1].tolist(), **run)
+    def _sampler(
+        self, budget: int, of: str = "", number: int = 0, first: int = 0, end: int | None = None
+    ) -> TokenBatchSampler:
+        """Batches of the rows of a corpus, `number` of a mixture; of all rows without a mixture."""
+        train = self.data.train
+        sampler = TokenBatchSampler(
+            train.source_lengths[first:end],
+            train.target_lengths[first:end],
+            tokens_per_batch=budget,
+            seed=self.recipe.train.seed + number * SEED_OF_CORPUS,
+            widths=self.widths,
+        )
+        logger.info("an epoch%s: %s", of, sampler.describe())
+        return sampler
 
     def batch(
         self, rows: list[int] | list[dict[str, list[int]]], generator: torch.Generator
@@ -319,25 +325,21 @@ class TranslationTask:
         self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
     ) -> Validation:
         """NLL of all pairs; scores of the first `eval_sentences`, or of all for the final model."""
-        validation, options = self.data.validation, self.options
-        assert validation is not None
+        pairs, text, options = self.data.validation, self.data.validation_text, self.options
+        assert pairs is not None
+        assert text is not None
         nll = validation_nll(
-            accelerator,
-            model,
-            validation.pairs,
-            self.collate,
-            tokens_per_batch=options.tokens_per_batch,
+            accelerator, model, pairs, self.collate, tokens_per_batch=options.tokens_per_batch
         )
         values = {"nll": nll, "perplexity": perplexity(nll)}
         if not options.eval_sentences:
             return Validation(values)
-        count = len(validation.text)
-        chosen = count if is_final else min(options.eval_sentences, count)
-        pairs = validation.text.select(range(chosen))
-        found = validation_translations(accelerator, model, self.data.tokenizer, pairs)
-        scores = score_translations(found, pairs["target"][:], tokenize=options.bleu_tokenize)
+        chosen = len(text) if is_final else min(options.eval_sentences, len(text))
+        text = text.select(range(chosen))
+        found = validation_translations(accelerator, model, self.data.tokenizer, text)
+        scores = score_translations(found, text["target"][:], tokenize=options.bleu_tokenize)
         values |= {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_match}
-        return Validation(values, scores, samples(pairs.select(range(min(SAMPLES, chosen))), found))
+        return Validation(values, scores, samples(text.select(range(min(SAMPLES, chosen))), found))
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer."""
@@ -484,6 +486,5 @@ def plain_nll(logits: Tensor, labels: Tensor) -> Tensor:
         labels: `(B, T)` int64; -100 is padding.
     """
     parts = zip(logits.flatten(0, 1).split(1024), labels.flatten().split(1024), strict=True)
-    return torch.stack(
-        [cross_entropy(rows.float(), ids, reduction="sum") for rows, ids in parts]
-    ).sum()
+    sums = [cross_entropy(rows.float(), ids, reduction="sum") for rows, ids in parts]
+    return torch.stack(sums).sum()

@@ -151,14 +151,10 @@ def sentences_with_phrases(
     if isinstance(constraints, Collection):
         for phrases in constraints:
             check_phrases(phrases)
-    if (
-        isinstance(sentences, Sized)
-        and isinstance(constraints, Sized)
-        and len(constraints) != len(sentences)
-    ):
+    sizes = [len(given) for given in (constraints, sentences) if isinstance(given, Sized)]
+    if len(set(sizes)) > 1:
         raise ValueError(
-            f"constraints for {len(constraints)} sentences, but there are {len(sentences)}: "
-            f"{REMEDY}"
+            f"constraints for {sizes[0]} sentences, but there are {sizes[1]}: {REMEDY}"
         )
     return _pairs(sentences, constraints)
 

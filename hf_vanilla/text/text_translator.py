@@ -151,15 +151,14 @@ class TextTranslator:
         read = map(Sentence, sentences, count(first_line))
         # a function counts texts, which may have several sentences each
         advance = progress if callable(progress) and self._splitter is not None else None
-        found = self._translated(
-            self._pieces(read, waiting), progress if advance is None else False
-        )
+        pieces = self._pieces(read, waiting)
+        found = self._translated(pieces, progress if advance is None else False)
         for first in found:
-            pieces = waiting.popleft()
-            translations = [first, *islice(found, len(pieces) - 1)]
+            of_text = waiting.popleft()
+            translations = [first, *islice(found, len(of_text) - 1)]
             if advance is not None:
                 advance(1)
-            yield joined(pieces, translations)
+            yield joined(of_text, translations)
 
     def _pieces(self, texts: Iterable[Sentence], waiting: deque[list[Piece]]) -> Iterator[Sentence]:
         """The sentences of all texts; `waiting` gets those of each."""
@@ -175,11 +174,8 @@ class TextTranslator:
     def _translated(self, sentences: Iterator[Sentence], progress: Progress) -> Iterator[str]:
         """The translation of each sentence, with its markup and the terms."""
         waiting: deque[tuple[Markup, int]] = deque()
-        if self._aligner is not None:
-            sentences = _without_markup(sentences, waiting)
-        if self._terminology is not None:
-            sentences = map(self._with_terms, sentences)
-        found = self.translator.translate_all(sentences, progress=progress)
+        plain = self._plain(sentences, waiting)
+        found = self.translator.translate_all(plain, progress=progress)
         if self._aligner is None:
             yield from found
             return
@@ -187,6 +183,23 @@ class TextTranslator:
         while window := list(islice(found, self.translator.window)):
             sources = [waiting.popleft() for _ in window]
             yield from self._restored(self._aligner, sources, window)
+
+    def _plain(
+        self, sentences: Iterator[Sentence], waiting: deque[tuple[Markup, int]]
+    ) -> Iterator[Sentence]:
+        """The sentences without items and with terms; `waiting` gets the items and the line."""
+        for sentence in sentences:
+            text, phrases = sentence.text, sentence.phrases
+            # what cannot be read fails in the translator, also where only an item cannot
+            is_text = isinstance(text, str)
+            if self._aligner is not None:
+                is_whole = is_text and is_readable(text)
+                markup = take_out(text if is_whole else "")
+                waiting.append((markup, sentence.line))
+                text = markup.plain if is_whole else text
+            if self._terminology is not None and is_text:
+                phrases = self._terminology.targets(text)
+            yield Sentence(text, sentence.line, phrases)
 
     def _restored(
         self, aligner: Aligner, sources: Sequence[tuple[Markup, int]], translations: Sequence[str]
@@ -208,12 +221,6 @@ class TextTranslator:
                     message = "line %d becomes empty: its translation lacks the terms %s"
                     logger.warning(message, line, ", ".join(map(repr, dict.fromkeys(lost))))
         return texts
-
-    def _with_terms(self, sentence: Sentence) -> Sentence:
-        assert self._terminology is not None
-        if not isinstance(sentence.text, str):
-            return sentence
-        return Sentence(sentence.text, sentence.line, self._terminology.targets(sentence.text))
 
 
 def with_markup(
@@ -241,18 +248,6 @@ def with_markup(
         else markup.written(text)
         for markup, text, found, of_one in zip(sources, translations, links, terms, strict=True)
     ]
-
-
-def _without_markup(
-    sentences: Iterable[Sentence], waiting: deque[tuple[Markup, int]]
-) -> Iterator[Sentence]:
-    """The sentences without items; `waiting` gets these and the line."""
-    for sentence in sentences:
-        # what cannot be read fails in the translator, also where only an item cannot
-        is_text = isinstance(sentence.text, str) and is_readable(sentence.text)
-        markup = take_out(sentence.text if is_text else "")
-        waiting.append((markup, sentence.line))
-        yield Sentence(markup.plain if is_text else sentence.text, sentence.line)
 
 
 def joined(pieces: Sequence[Piece], translations: Sequence[str]) -> str:

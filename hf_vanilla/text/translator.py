@@ -15,14 +15,7 @@ from hf_vanilla.models.search_vanilla_constraints import Constraints
 
 from .alignments import Aligner, AlignmentHead, Links, saved_head
 from .decoding import TOKENS_PER_BATCH, WINDOW_LINES, Progress, Sentence, SentenceDecoder
-from .engines import (
-    Engine,
-    TorchEngine,
-    check_beams,
-    check_memory_limit,
-    check_n_best,
-    load_engine,
-)
+from .engines import Engine, TorchEngine, check_beams, check_memory_limit, check_n_best, load_engine
 from .generation_fields import check_own_search
 from .n_best import Hypothesis
 from .terminology import phrase_of, sentences_with_phrases
@@ -174,9 +167,8 @@ class Translator(SentenceDecoder):
         aligner = self.aligner(head)
         total = length_hint(sentences) or None
         read, kept = tee(sentences)
-        texts = self.translate_all(
-            map(Sentence, read, count(first_line)), progress=progress, total=total
-        )
+        given = map(Sentence, read, count(first_line))
+        texts = self.translate_all(given, progress=progress, total=total)
         return _aligned(aligner, zip(kept, texts, strict=True), self.window, first_line)
 
     def aligner(self, head: AlignmentHead | None = None) -> Aligner:

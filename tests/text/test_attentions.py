@@ -190,7 +190,7 @@ def test_a_blank_translation_is_refused(trained, translation):
 
 
 def test_a_sentence_longer_than_the_limit_is_refused(trained):
-    with pytest.raises(ValueError, match="the sentence has 62 tokens, and the model accepts 40"):
+    with pytest.raises(ValueError, match="the sentence has 62 tokens, the model accepts 40"):
         attentions(*trained, "x" * 61)
 
 

@@ -79,10 +79,10 @@ def test_a_stage_uses_its_corpora_alone():
 
 def test_a_wrong_entry_is_named():
     cases = [
-        ({"weight": 0}, "weight=0 of a.en: give a positive number"),
-        ({"weight": -1.5}, "weight=-1.5 of a.en: give a positive number"),
-        ({"weight": float("nan")}, "weight=nan of a.en: give a finite number"),
-        ({"weight": "much"}, "weight='much' of a.en: give a finite number"),
+        ({"weight": 0}, "weight=0 of a.en: give a positive, finite number"),
+        ({"weight": -1.5}, "weight=-1.5 of a.en: give a positive"),
+        ({"weight": float("nan")}, "weight=nan of a.en: give a positive, finite number"),
+        ({"weight": "much"}, "weight='much' of a.en: give a positive"),
         ({"first_step": 0}, "first_step=0 of a.en: give a step from 1"),
         ({"first_step": 5, "last_step": 4}, "last_step=4 of a.en: give a step from first_step=5"),
         ({"casing_noise": 1}, r"casing_noise=1 of a.en: give a number in \[0, 1\)"),
@@ -107,7 +107,7 @@ def test_a_stage_beyond_the_run_and_a_step_without_a_corpus_are_refused():
         ValueError, match=r"first_step=11 of a.en is after the last step, max_steps=10"
     ):
         check_stages([corpus(), corpus(first_step=11)], 10)
-    with pytest.raises(ValueError, match="no corpus is used in step 5"):
+    with pytest.raises(ValueError, match="step 5 has no corpus"):
         check_stages([corpus(last_step=4), corpus(first_step=7)], 10)
     check_stages([corpus(last_step=4), corpus(first_step=5)], 10)
 

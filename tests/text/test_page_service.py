@@ -142,7 +142,6 @@ def test_a_model_is_described_in_one_line(trained_run, trained):
     millions = trained[0].num_parameters() / 1e6
     description = PageService().describe(str(trained_run))
     assert description == f"{millions:.1f} million parameters, 1 + 1 layers, 2 + 2 heads"
-    assert PageService().num_beams(str(trained_run)) == trained[0].generation_config.num_beams
 
 
 def test_models_of_transformers_work_too(trained, tmp_path):
@@ -155,7 +154,6 @@ def test_models_of_transformers_work_too(trained, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     service = PageService(max_tokens=40)
     assert service.describe(str(tmp_path)) == "0.0 million parameters"
-    assert service.num_beams(str(tmp_path)) == 1
     result = service.translate(str(tmp_path), SENTENCE, Search(2))
     assert len(result.hypotheses) == 2
     assert not result.has_layers

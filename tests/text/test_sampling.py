@@ -114,7 +114,7 @@ def test_impossible_values_of_fields_are_refused_with_a_remedy():
         ("top_p", "2", "give a number from 0 to 1"),
         ("top_p", ".nan", "give a number from 0 to 1"),
         ("exponential_decay_length_penalty", "3", "give the first token and a factor"),
-        ("bad_words_ids", "[3]", "give a list of lists of token ids"),
+        ("bad_words_ids", "[3]", "give lists of token ids"),
         ("sequence_bias", "{3: 5}", "give lists of token ids with a bias"),
         ("watermarking_config", "foo", "known: bad_words_ids, begin_suppress_tokens"),
     ]
@@ -136,7 +136,7 @@ def test_every_field_of_the_table_is_one_of_transformers_or_of_the_paper():
 
 def test_a_token_id_beyond_the_vocabulary_is_refused(trained_run):
     for field in ({"forced_bos_token_id": 50_000}, {"bad_words_ids": [[3], [4, 50_000]]}):
-        with pytest.raises(ValueError, match="=50000: the vocabulary has ids up to"):
+        with pytest.raises(ValueError, match="=50000: the vocabulary ends at"):
             Translator(str(trained_run), **field)
 
 

@@ -300,7 +300,7 @@ def test_a_column_called_translation_is_refused_before_anything_is_written(plan,
 def test_an_output_with_other_files_is_refused(plan, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"not empty and has no manifest\.json"):
+    with pytest.raises(FileExistsError, match=r"has files but no manifest\.json"):
         plan()
 
 

@@ -96,7 +96,7 @@ def test_a_recipe_file_has_a_list_of_corpora(corpus_files, tmp_path):
     ("changes", "message"),
     [
         ({"max_steps": 1}, r"first_step=2 of .* is after the last step, max_steps=1"),
-        ({"dataset": "numbers"}, "mixture and dataset='numbers': give one of them"),
+        ({"dataset": "numbers"}, r"^mixture=.* and dataset='numbers': leave one of them out"),
     ],
 )
 def test_a_mixture_that_cannot_be_is_refused_before_data_are_read(

@@ -135,7 +135,7 @@ def test_shards_of_a_newer_version_are_refused(shards, change, message):
 
 
 def test_a_folder_without_shards_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"has no prepared.json: give a folder of hf-vanilla prep"):
+    with pytest.raises(ValueError, match=r"has no prepared.json: give one of hf-vanilla prep"):
         read_shards(tmp_path, LIMITS)
 
 
@@ -187,7 +187,7 @@ def test_a_tokenizer_that_was_replaced_is_refused(corpus_files, trained_run, tmp
 
 def test_options_that_contradict_shards_are_refused():
     for name, value in {"dataset": "d", "tokenizer": "t"}.items():
-        with pytest.raises(ValueError, match=f"prepared='p' and {name}=.*leave {name} out"):
+        with pytest.raises(ValueError, match=f"prepared='p' and {name}=.*leave one of them out"):
             TranslationDataOptions(prepared="p", **{name: value})
 
 

@@ -41,7 +41,7 @@ def test_a_model_of_two_configs_translates(trained, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     assert len(list(Translator(tmp_path).translate(SOURCES[:2]))) == 2
     last = len(tokenizer) - 2
-    with pytest.raises(ValueError, match=f"={last + 1}: the vocabulary has ids up to {last}"):
+    with pytest.raises(ValueError, match=f"={last + 1}: the vocabulary ends at {last}"):
         Translator(tmp_path, suppress_tokens=[last + 1])
     with pytest.raises(ValueError, match=r"^max_batch_memory=9 needs .*: limit tokens_per_batch"):
         Translator(tmp_path, max_batch_memory=9)

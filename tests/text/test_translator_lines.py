@@ -168,7 +168,7 @@ def test_an_error_of_any_kind_at_every_sentence_is_raised_as_one_for_the_user(tr
 def test_an_engine_that_returns_too_many_texts_is_an_error(trained):
     engine = TorchEngine(*trained)
     engine.translate_rows = lambda rows: ["text"] * (2 * len(rows))
-    with pytest.raises(ValueError, match="the engine returned 2 texts for 1 sentences"):
+    with pytest.raises(ValueError, match="the engine gave 2 texts for 1 sentences"):
         list(Translator(engine).translate(GOOD))
 
 

@@ -444,7 +444,7 @@ def test_values_that_do_not_fit_are_refused_with_the_remedy():
         ({"train_source": "a"}, "train_source is given, but not train_target: give both"),
         ({"validation_target": "b"}, "validation_target is given, but not validation_source"),
         ({"source_language": "en"}, "source_language is given, but not target_language"),
-        ({**FILES, "dataset": "x"}, "dataset='x' and train_source='a.en': give one of them"),
+        ({**FILES, "dataset": "x"}, "dataset='x' and train_source='a.en': leave one of them out"),
         (
             {"validation_source": "b", "validation_target": "c"},
             "validation_source='b' needs training files beside it",
