@@ -4,7 +4,7 @@
 Shapes: B scenes, A agents, P polylines of S points, Q lights, T observed steps.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from .inputs_vanilla_forecaster import observed_agents
 from .kernels_vanilla import may_read
 
 
-@dataclass(frozen=True)
-class AgentAttributes:
+class AgentAttributes(NamedTuple):
     """Checked kinds and sizes of agents.
 
     Attributes:
@@ -27,8 +26,7 @@ class AgentAttributes:
     sizes: Tensor | None
 
 
-@dataclass(frozen=True)
-class Polylines:
+class Polylines(NamedTuple):
     """Checked polylines of a batch of scenes.
 
     Attributes:
@@ -42,8 +40,7 @@ class Polylines:
     kinds: Tensor
 
 
-@dataclass(frozen=True)
-class Lights:
+class Lights(NamedTuple):
     """Checked traffic lights of a batch of scenes.
 
     Attributes:

@@ -297,10 +297,13 @@ class VanillaForImageClassification(VanillaVitPreTrainedModel):
             ValueError: images or labels do not fit; the message says how.
         """
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        records = ("output_attentions", "output_hidden_states")
+        wanted = [(kwargs.get(name), getattr(self.config, name)) for name in records]
+        is_alone = all((own if given is None else given) is False for given, own in wanted)
         outputs = self.model(
             pixel_values,
             interpolate_pos_encoding,
-            class_token_only=not self._records_states(kwargs),
+            class_token_only=is_alone,
             **kwargs,
         )
         pooled = outputs.pooler_output  # None without a pooler
@@ -321,14 +324,6 @@ class VanillaForImageClassification(VanillaVitPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    def _records_states(self, options: dict[str, Any]) -> bool:
-        """Whether the caller or the config wants more than the logits."""
-        for name in ("output_attentions", "output_hidden_states"):
-            value = options.get(name)
-            if (getattr(self.config, name) if value is None else value) is not False:
-                return True
-        return False
 
     def resize_positions(self, height: int, width: int) -> None:
         """As `VanillaVitModel.resize_positions`."""

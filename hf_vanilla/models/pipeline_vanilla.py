@@ -133,10 +133,7 @@ class VanillaTranslationPipeline(Pipeline):
         }
 
     def _forward(
-        self,
-        input_tensors: dict[str, Tensor],
-        return_scores: bool = False,
-        **generate_kwargs: Any,
+        self, input_tensors: dict[str, Tensor], return_scores: bool = False, **generate_kwargs: Any
     ) -> dict:
         ids, mask = input_tensors["input_ids"], input_tensors["attention_mask"]
         given = generate_kwargs.get("generation_config")

@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -11,29 +11,6 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-
-
-class LayerSizes(Protocol):
-    """What a layer of Figure 1 reads from its config; `VanillaTwoSidedConfig` describes it."""
-
-    d_model: int
-    encoder_layers: int
-    encoder_attention_heads: int
-    encoder_ffn_dim: int
-    decoder_layers: int
-    decoder_attention_heads: int
-    decoder_ffn_dim: int
-    dropout: float | int
-    attention_dropout: float | int
-    activation_dropout: float | int
-    activation_function: str
-    attention_bias: bool
-    layer_norm_eps: float
-    _attn_implementation: Any  # set by transformers
-
-    def head_widths(self, num_heads: int) -> tuple[int, int]:
-        """d_k and d_v (3.2.2) of an attention with `num_heads` heads."""
-
 
 # how several GPUs share the weights of a layer; for the `base_model_tp_plan` of a config
 LAYER_TP_PLAN = {
@@ -71,6 +48,7 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
         layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
     """
 
+    head_split_remedy = "change either"
     attribute_map = {  # noqa: RUF012 - transformers' form
         "hidden_size": "d_model",
         "num_attention_heads": "encoder_attention_heads",
@@ -94,7 +72,7 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
         return self.d_model // max(self.encoder_attention_heads, 1)  # validation refuses 0
 
     def head_widths(self, num_heads: int) -> tuple[int, int]:
-        """Widths of keys and of values in an attention with `num_heads` heads."""
+        """d_k and d_v (3.2.2) of an attention with `num_heads` heads."""
         return self.d_model // num_heads, self.d_model // num_heads
 
     def require_positive(self, *names: str) -> None:
@@ -149,7 +127,8 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
             heads = getattr(self, name, 0)
             if heads > 0 and self.d_model % heads:
                 raise ValueError(
-                    f"d_model={self.d_model} is not a multiple of {name}={heads}: change either"
+                    f"d_model={self.d_model} is not a multiple of {name}={heads}: "
+                    f"{self.head_split_remedy}"
                 )
 
     def validate_rates(self) -> None:

@@ -184,7 +184,7 @@ def save_with_code(
             kind.register_for_auto_class(auto_class)
         body: Any = auto_classes and FAMILIES[model.config.model_type].models.get("AutoModel")
         # transformers itself adds only the class that is saved; an encoder alone has no such file
-        if body and body.startswith(f"{_module_name(type(model))}."):
+        if body and body.partition(".")[0] == _short_name(type(model)).partition(".")[0]:
             model.config.auto_map = {"AutoModel": body}
         model.save_pretrained(save_directory)
         if processor is not None:
@@ -213,8 +213,4 @@ def _auto_classes(model: PreTrainedModel, processor: Any) -> dict[Any, str]:
 
 
 def _short_name(kind: type) -> str:
-    return f"{_module_name(kind)}.{kind.__name__}"
-
-
-def _module_name(kind: type) -> str:
-    return kind.__module__.rpartition(".")[2]
+    return f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
