@@ -63,8 +63,7 @@ class VanillaDetrBackbone(nn.Module):
         self.model = AutoBackbone.from_config(config.backbone_config)
         if not getattr(self.model, "channels", None):
             raise ValueError(
-                f"{type(self.model).__name__} has no channels: choose a backbone that gives "
-                "feature maps, such as resnet, by backbone_config"
+                f"{type(self.model).__name__} gives no feature maps: take a backbone such as resnet"
             )
         self.width: int = self.model.channels[-1]
         if config.dilation:
@@ -79,9 +78,8 @@ class VanillaDetrBackbone(nn.Module):
         frozen = [p for name, p in self.model.named_parameters() if NOT_TRAINED.match(name)]
         if not frozen:
             raise ValueError(
-                "backbone_is_pretrained=True, but stem and first stage of "
-                f"{type(self.model).__name__} are not known by their names: set "
-                "backbone_is_pretrained=False, or use a resnet"
+                f"backbone_is_pretrained=True, but a {type(self.model).__name__} has no stem and "
+                "first stage of a known name: set backbone_is_pretrained=False, or use a resnet"
             )
         for parameter in frozen:
             parameter.requires_grad_(requires_grad=False)

@@ -72,8 +72,7 @@ def known_positions(name: str, values: Tensor, is_known: Tensor) -> Tensor:
     """
     if may_read(values) and not values[is_known].isfinite().all():
         raise ValueError(
-            f"{name}_values has NaN or infinite positions: mark missing steps by "
-            f"{name}_observed_mask"
+            f"{name}_values has NaN or infinite positions: hide them by {name}_observed_mask"
         )
     return torch.where(is_known.unsqueeze(-1), values, 0)
 

@@ -116,10 +116,10 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
             raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {known}")
 
     def validate_layers(self) -> None:
-        """Sizes and counts of the layers are positive."""
-        self.require_positive(
-            *("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
-        )
+        """Sizes, counts and `layer_norm_eps` are positive; the activation is known."""
+        sizes = ("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
+        self.require_positive(*sizes, "layer_norm_eps")
+        self.require_choice("activation_function", sorted(ACT2FN))
 
     def validate_head_split(self) -> None:
         """Heads divide d_model."""
@@ -137,14 +137,6 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
             rate = getattr(self, name, 0)
             if not 0 <= rate < 1:
                 raise ValueError(f"{name}={rate}: give a rate from 0 up to, not including, 1")
-
-    def validate_layer_norm(self) -> None:
-        """What is added to the variance is positive."""
-        self.require_positive("layer_norm_eps")
-
-    def validate_activation(self) -> None:
-        """The activation is one of transformers."""
-        self.require_choice("activation_function", sorted(ACT2FN))
 
     def forget_code(self) -> None:
         """Remove the fields that name source files beside the weights."""

@@ -169,7 +169,5 @@ def _moses_tool(name: str, language: str) -> Any:
         # here, because transformers requires every module that the top of the file imports
         sacremoses = importlib.import_module("sacremoses")
     except ImportError:
-        raise ImportError(
-            "this tokenizer splits words as Moses does: pip install sacremoses"
-        ) from None
+        raise ImportError("this tokenizer splits words as Moses: pip install sacremoses") from None
     return getattr(sacremoses, name)(lang=language)
