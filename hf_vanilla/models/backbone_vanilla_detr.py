@@ -69,7 +69,10 @@ class VanillaDetrBackbone(nn.Module):
         if config.dilation:
             dilate_last_stage(self.model)
         if self.is_pretrained:
-            fix_batch_norms(self.model)
+            for name, module in list(self.model.named_modules()):
+                if isinstance(module, nn.BatchNorm2d):
+                    fixed = FixedBatchNorm(module.num_features, module.eps)
+                    self.model.set_submodule(name, fixed)
 
     def freeze(self) -> None:
         """Do not train the stem and the first stage, where they are pretrained."""
@@ -128,15 +131,6 @@ def load_backbone(backbone: VanillaDetrBackbone, name: str) -> None:
             f"such as {different[0]}: give the config of that backbone"
         )
     backbone.model.load_state_dict(found, strict=False)
-
-
-def fix_batch_norms(module: nn.Module) -> None:
-    """Replace every BatchNorm2d inside by one with fixed statistics, under the same names."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.BatchNorm2d):
-            setattr(module, name, FixedBatchNorm(child.num_features, child.eps))
-        else:
-            fix_batch_norms(child)
 
 
 def dilate_last_stage(backbone: nn.Module) -> None:

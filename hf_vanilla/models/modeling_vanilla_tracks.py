@@ -391,7 +391,8 @@ def read_past(
     if may_read(is_observed) and not is_observed[:, -1].all():
         agent = int(is_observed[:, -1].logical_not().nonzero()[0])
         raise ValueError(
-            f"agent {agent} is not observed at the last step, where predictions start: leave it out"
+            f"the last observed step of agent {agent} is missing, and predictions start there: "
+            "leave such agents out"
         )
     return past, is_observed
 

@@ -231,18 +231,12 @@ class FactorisedEncoder(nn.Module):
         grid = stacked(grids)
         states, is_real = grid.states, grid.is_real
         for axis, layer in zip(self.axes, self.layers, strict=True):
-            if axis == TIME:
-                states = _along_last(layer, states, is_real)
-            else:
-                turned = _along_last(layer, states.transpose(1, 2), is_real.transpose(1, 2))
-                states = turned.transpose(1, 2)
+            # a layer attends along the third dimension
+            first = 1 if axis == TIME else 2
+            turned, is_key = states.transpose(1, first), is_real.transpose(1, first)
+            attended = layer(turned.flatten(0, 1), key_mask(is_key.flatten(0, 1)))
+            states = attended.unflatten(0, turned.shape[:2]).transpose(1, first)
         return Grid(states, is_real)
-
-
-def _along_last(layer: nn.Module, states: Tensor, is_real: Tensor) -> Tensor:
-    """Attention within each sequence of `(R, N, L, D)`, of which `(R, N, L)` are real."""
-    attended = layer(states.flatten(0, 1), key_mask(is_real.flatten(0, 1)))
-    return attended.unflatten(0, states.shape[:2])
 
 
 class LatentQueryEncoder(nn.Module):
