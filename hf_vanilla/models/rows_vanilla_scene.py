@@ -124,13 +124,14 @@ def read_rows(
     others = others._replace(is_real=others.is_real & is_other.unsqueeze(-1))
     points = _entered(axes, lanes.points[scene])
     pieces = _of_lanes(config, points, lanes.is_point[scene], lanes.kinds[scene])
+    lanes_seen = _nearest(pieces, config.max_lanes)
+    velocity = last_known(velocities, is_known)
+    shape = (past.shape[0], past.shape[1])
+    focal = is_focal[scene, agent]
     lights_seen = None
     if lights is not None:
         lights_seen = _of_lights(config, axes, lights.points[scene], lights.states[scene])
-    return Rows(
-        *(scene, agent, (past.shape[0], past.shape[1]), axes, last_known(velocities, is_known)),
-        *(own, others, _nearest(pieces, config.max_lanes), lights_seen, is_focal[scene, agent]),
-    )
+    return Rows(scene, agent, shape, axes, velocity, own, others, lanes_seen, lights_seen, focal)
 
 
 def _rows(is_focal: Tensor) -> tuple[Tensor, Tensor]:
