@@ -14,7 +14,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .kernels_vanilla import at_least_float32, faster_attention, may_read
-from .pretrained_vanilla import LayerSizes
+from .pretrained_vanilla import VanillaPreTrainedConfig
 
 
 def eager_attention(  # noqa: PLR0913 - transformers' attention interface
@@ -65,7 +65,7 @@ def eager_attention(  # noqa: PLR0913 - transformers' attention interface
 
 
 def padding_mask(
-    config: LayerSizes,
+    config: VanillaPreTrainedConfig,
     inputs_embeds: Tensor,
     attention_mask: Tensor | None,
     encoder_hidden_states: Tensor | None = None,
@@ -103,7 +103,7 @@ class VanillaAttention(nn.Module):
 
     def __init__(
         self,
-        config: LayerSizes,
+        config: VanillaPreTrainedConfig,
         num_heads: int,
         *,
         is_causal: bool = False,

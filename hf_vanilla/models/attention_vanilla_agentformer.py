@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 from .attention_vanilla import VanillaAttention, split_heads
 from .kernels_vanilla import at_least_float32
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
-from .pretrained_vanilla import LayerSizes
+from .pretrained_vanilla import VanillaPreTrainedConfig
 
 
 class AgentAwareAttention(VanillaAttention):
@@ -29,7 +29,9 @@ class AgentAwareAttention(VanillaAttention):
         layer_idx: index of the layer in the cache; needed only with a cache.
     """
 
-    def __init__(self, config: LayerSizes, num_heads: int, *, layer_idx: int | None = None) -> None:
+    def __init__(
+        self, config: VanillaPreTrainedConfig, num_heads: int, *, layer_idx: int | None = None
+    ) -> None:
         super().__init__(config, num_heads, layer_idx=layer_idx)
         width, bias = num_heads * self.head_dim, config.attention_bias
         self.own_q_proj = nn.Linear(config.d_model, width, bias=bias)
@@ -171,7 +173,7 @@ class RolloutLayer(DynamicLayer):
 class AgentEncoderLayer(VanillaEncoderLayer):
     """An encoder layer with agent-aware self-attention; call it with `num_agents`."""
 
-    def __init__(self, config: LayerSizes) -> None:
+    def __init__(self, config: VanillaPreTrainedConfig) -> None:
         super().__init__(config)
         self.self_attn = AgentAwareAttention(config, config.encoder_attention_heads)
 
@@ -179,7 +181,7 @@ class AgentEncoderLayer(VanillaEncoderLayer):
 class AgentDecoderLayer(VanillaDecoderLayer):
     """A decoder layer with two agent-aware attentions; call it with `num_agents`."""
 
-    def __init__(self, config: LayerSizes, layer_idx: int) -> None:
+    def __init__(self, config: VanillaPreTrainedConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx, is_causal=False)
         heads = config.decoder_attention_heads
         self.self_attn = AgentAwareAttention(config, heads, layer_idx=layer_idx)

@@ -63,14 +63,16 @@ class VanillaDetrBackbone(nn.Module):
         self.model = AutoBackbone.from_config(config.backbone_config)
         if not getattr(self.model, "channels", None):
             raise ValueError(
-                f"{type(self.model).__name__} has no channels: choose a backbone that gives "
-                "feature maps, such as resnet, by backbone_config"
+                f"{type(self.model).__name__} gives no feature maps: take a backbone such as resnet"
             )
         self.width: int = self.model.channels[-1]
         if config.dilation:
             dilate_last_stage(self.model)
         if self.is_pretrained:
-            fix_batch_norms(self.model)
+            for name, module in list(self.model.named_modules()):
+                if isinstance(module, nn.BatchNorm2d):
+                    fixed = FixedBatchNorm(module.num_features, module.eps)
+                    self.model.set_submodule(name, fixed)
 
     def freeze(self) -> None:
         """Do not train the stem and the first stage, where they are pretrained."""
@@ -79,9 +81,8 @@ class VanillaDetrBackbone(nn.Module):
         frozen = [p for name, p in self.model.named_parameters() if NOT_TRAINED.match(name)]
         if not frozen:
             raise ValueError(
-                "backbone_is_pretrained=True, but stem and first stage of "
-                f"{type(self.model).__name__} are not known by their names: set "
-                "backbone_is_pretrained=False, or use a resnet"
+                f"backbone_is_pretrained=True, but a {type(self.model).__name__} has no stem and "
+                "first stage of a known name: set backbone_is_pretrained=False, or use a resnet"
             )
         for parameter in frozen:
             parameter.requires_grad_(requires_grad=False)
@@ -130,15 +131,6 @@ def load_backbone(backbone: VanillaDetrBackbone, name: str) -> None:
             f"such as {different[0]}: give the config of that backbone"
         )
     backbone.model.load_state_dict(found, strict=False)
-
-
-def fix_batch_norms(module: nn.Module) -> None:
-    """Replace every BatchNorm2d inside by one with fixed statistics, under the same names."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.BatchNorm2d):
-            setattr(module, name, FixedBatchNorm(child.num_features, child.eps))
-        else:
-            fix_batch_norms(child)
 
 
 def dilate_last_stage(backbone: nn.Module) -> None:

@@ -84,6 +84,7 @@ class VanillaConfig(VanillaTwoSidedConfig):
     """
 
     model_type = "vanilla"
+    head_split_remedy = "change either, or set head_dim and v_head_dim"
     keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012 - transformers' form
     # how several GPUs share the weights; applies to a whole model and to each of its stacks
     base_model_tp_plan = {"shared": "embedding_rowwise", **LAYER_TP_PLAN}  # noqa: RUF012
@@ -156,14 +157,8 @@ class VanillaConfig(VanillaTwoSidedConfig):
 
     def validate_head_split(self) -> None:
         """Heads divide d_model wherever their width is not given."""
-        is_derived = None in (vars(self)["head_dim"], vars(self)["v_head_dim"])
-        for name in ("encoder_attention_heads", "decoder_attention_heads"):
-            heads = getattr(self, name)
-            if heads > 0 and is_derived and self.d_model % heads:
-                raise ValueError(
-                    f"d_model={self.d_model} is not a multiple of {name}={heads}: "
-                    "change either, or set head_dim and v_head_dim"
-                )
+        if None in (vars(self)["head_dim"], vars(self)["v_head_dim"]):
+            super().validate_head_split()
 
     def validate_positions(self) -> None:
         """Sine and cosine come in pairs, so the paper's positions need an even width (3.5)."""

@@ -82,8 +82,8 @@ class VanillaDetrConfig(VanillaTwoSidedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if name := kwargs.get("backbone"):  # a field of transformers' DETR
             raise ValueError(
-                f"backbone={name!r}: give backbone_config, the config of a backbone of "
-                "transformers, such as ResNetConfig(depths=[3, 4, 23, 3], out_features=['stage4'])"
+                f"backbone={name!r}: give backbone_config, such as "
+                "ResNetConfig(depths=[3, 4, 23, 3], out_features=['stage4'])"
             )
         if self.backbone_config is None:
             self.backbone_config = ResNetConfig(
@@ -97,11 +97,8 @@ class VanillaDetrConfig(VanillaTwoSidedConfig):
         super().__post_init__(**kwargs)
 
     def validate_sizes(self) -> None:
-        """Sizes and counts are positive."""
+        """Counts are positive; the width holds sine and cosine of row and column."""
         self.require_positive("num_channels", "num_queries")
-
-    def validate_positions(self) -> None:
-        """The width holds sine and cosine of row and column."""
         if self.d_model % 4:
             raise ValueError(f"d_model={self.d_model}: 2-D positions need a multiple of 4")
 

@@ -100,7 +100,10 @@ class VanillaSceneConfig(VanillaForecasterConfig):
     gate_reduction: int = 4
 
     def validate_sizes(self) -> None:
-        """Counts and units are positive, weights and limits are not negative."""
+        """Counts and units are positive, weights and limits are not negative.
+
+        A prediction keeps no more futures than the decoder computes.
+        """
         self.require_positive(
             *("num_modes", "num_seeds", "num_latents", "max_others", "max_lanes"),
             *("num_lane_kinds", "num_regions", "gate_reduction", "raster_cells"),
@@ -112,9 +115,6 @@ class VanillaSceneConfig(VanillaForecasterConfig):
             raise ValueError(f"raster_cells={self.raster_cells}: give a multiple of 8")
         if not 0 < self.field_of_view <= 360:
             raise ValueError(f"field_of_view={self.field_of_view}: give up to 360 degrees")
-
-    def validate_seeds(self) -> None:
-        """A prediction keeps no more futures than the decoder computes."""
         if self.num_modes > self.num_seeds:
             raise ValueError(
                 f"num_modes={self.num_modes} futures cannot be kept of num_seeds="

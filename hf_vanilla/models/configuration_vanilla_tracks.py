@@ -51,14 +51,11 @@ class VanillaForecasterConfig(VanillaTwoSidedConfig):
     dropout: float | int = 0.0
 
     def validate_steps(self) -> None:
-        """Steps are positive; velocities need two observed steps."""
+        """Steps are positive; velocities need two observed steps, sinusoids an even width."""
         self.require_positive("predicted_steps", "step_seconds")
         self.require_at_least_zero("largest_step")
         if self.observed_steps < 2:
             raise ValueError(f"observed_steps={self.observed_steps}: a velocity needs 2 or more")
-
-    def validate_positions(self) -> None:
-        """Sine and cosine come in pairs."""
         if self.d_model % 2:
             raise ValueError(f"d_model={self.d_model} is odd, and sinusoids come in pairs")
 

@@ -84,12 +84,9 @@ class VanillaVitConfig(VanillaPreTrainedConfig):
         (height, width), (rows, columns) = self.image_height_width, self.patch_height_width
         return height // rows, width // columns
 
-    def validate_sizes(self) -> None:
-        """Sizes and counts are positive."""
-        self.require_positive("num_channels")
-
     def validate_patches(self) -> None:
-        """An image is cut into whole patches."""
+        """An image has channels and is cut into whole patches."""
+        self.require_positive("num_channels")
         for name in ("image_size", "patch_size"):
             value = getattr(self, name)
             sides = [value] if isinstance(value, int) else list(value)

@@ -277,10 +277,8 @@ def sentence_limits(
     return new_tokens + prompt
 
 
-class SourceLengthCriteria(StoppingCriteria):
-    """Ends each hypothesis at its own source's length plus a constant (6.1).
-
-    The limit is per sentence, so a short sentence beside a long one decodes as it would alone.
+class SourceLimits:
+    """A rule with a limit for each sentence of a batch.
 
     Args:
         max_lengths: `(B,)` int64, tokens a hypothesis of each sentence may have, prompt included.
@@ -293,41 +291,43 @@ class SourceLengthCriteria(StoppingCriteria):
         """Keep sentences `rows`, in that order; `(b,)` int64."""
         self.max_lengths = self.max_lengths[rows]
 
+    def per_hypothesis(self, input_ids: Tensor) -> Tensor:
+        """The limit of each of the `(B * n, L)` hypotheses, `(B * n,)`."""
+        per_sentence = input_ids.shape[0] // self.max_lengths.shape[0]
+        return self.max_lengths.repeat_interleave(per_sentence).to(input_ids.device)
+
+
+class SourceLengthCriteria(SourceLimits, StoppingCriteria):
+    """Ends each hypothesis at its own source's length plus a constant (6.1).
+
+    The limit is per sentence, so a short sentence beside a long one decodes as it would alone.
+    """
+
     def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         """Which of the `(B * n, L)` hypotheses are at their limit, `(B * n,)` bool."""
-        return input_ids.shape[1] >= limit_per_hypothesis(input_ids, self.max_lengths)
+        return input_ids.shape[1] >= self.per_hypothesis(input_ids)
 
 
-class SourceLengthEnd(LogitsProcessor):
+class SourceLengthEnd(SourceLimits, LogitsProcessor):
     """Forces an end token where a hypothesis reaches its own source's limit.
 
     transformers' own `forced_eos_token_id` reaches only the longest sentence of a batch.
 
     Args:
-        max_lengths: as for `SourceLengthCriteria`.
+        max_lengths: as for `SourceLimits`.
         end_ids: `forced_eos_token_id` of the generation config.
     """
 
     def __init__(self, max_lengths: Tensor, end_ids: int | list[int]) -> None:
-        self.max_lengths = max_lengths
+        super().__init__(max_lengths)
         self.first_limit = int(max_lengths.min())
         self.end_ids = end_ids
-
-    def select(self, rows: Tensor) -> None:
-        """Keep sentences `rows`, in that order; `(b,)` int64."""
-        self.max_lengths = self.max_lengths[rows]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Scores `(B * n, V)`; where the next token is the last: 0 for an end token, else -inf."""
         if input_ids.shape[1] + 1 < self.first_limit:
             return scores
-        is_last = input_ids.shape[1] + 1 >= limit_per_hypothesis(input_ids, self.max_lengths)
+        is_last = input_ids.shape[1] + 1 >= self.per_hypothesis(input_ids)
         ends = torch.full_like(scores, float("-inf"))
         ends[:, self.end_ids] = 0
         return torch.where(is_last.unsqueeze(-1), ends, scores)
-
-
-def limit_per_hypothesis(input_ids: Tensor, max_lengths: Tensor) -> Tensor:
-    """The limits `(B,)` of the sentences for each of their `(B * n, L)` hypotheses, `(B * n,)`."""
-    per_sentence = input_ids.shape[0] // max_lengths.shape[0]
-    return max_lengths.repeat_interleave(per_sentence).to(input_ids.device)

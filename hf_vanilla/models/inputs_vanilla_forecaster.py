@@ -72,8 +72,7 @@ def known_positions(name: str, values: Tensor, is_known: Tensor) -> Tensor:
     """
     if may_read(values) and not values[is_known].isfinite().all():
         raise ValueError(
-            f"{name}_values has NaN or infinite positions: mark missing steps by "
-            f"{name}_observed_mask"
+            f"{name}_values has NaN or infinite positions: hide them by {name}_observed_mask"
         )
     return torch.where(is_known.unsqueeze(-1), values, 0)
 
@@ -130,24 +129,17 @@ def observed_agents(
     is_agent = _as_mask("agent_mask", masks["agent_mask"], like, "past_values")
     is_observed = is_observed & is_agent.unsqueeze(-1)
     is_focal = is_agent & _as_mask("focal_mask", masks.get("focal_mask"), like, "past_values")
-    if may_read(past_values):
-        _check_agents(is_focal, is_observed, excluded_by=[*masks][-1])
-    past = at_least_float32(known_positions("past", past_values, is_observed))
-    return past, is_observed, is_agent, is_focal
-
-
-def _check_agents(is_focal: Tensor, is_observed: Tensor, *, excluded_by: str) -> None:
-    """Each scene has an agent to forecast, and each of these is observed at the last step."""
-    if not is_focal.any(dim=1).all():
+    if may_read(past_values) and not is_focal.any(dim=1).all():
         scene = int(is_focal.any(dim=1).logical_not().nonzero()[0])
         raise ValueError(f"scene {scene} has no agent to forecast: leave it out")
-    is_missing = is_focal & ~is_observed[..., -1]
-    if is_missing.any():
+    if may_read(past_values) and (is_missing := is_focal & ~is_observed[..., -1]).any():
         scene, agent = is_missing.nonzero()[0].tolist()
         raise ValueError(
             f"the last observed step of agent {agent} of scene {scene} is missing, and predictions "
-            f"start there: leave such agents out, or exclude them by {excluded_by}"
+            f"start there: leave such agents out, or exclude them by {[*masks][-1]}"
         )
+    past = at_least_float32(known_positions("past", past_values, is_observed))
+    return past, is_observed, is_agent, is_focal
 
 
 def rollout_steps(config: VanillaForecasterConfig, predicted_steps: int | None) -> int:

@@ -4,7 +4,7 @@
 Shapes: B scenes, A agents, P polylines of S points, Q lights, T observed steps.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from .inputs_vanilla_forecaster import observed_agents
 from .kernels_vanilla import may_read
 
 
-@dataclass(frozen=True)
-class AgentAttributes:
+class AgentAttributes(NamedTuple):
     """Checked kinds and sizes of agents.
 
     Attributes:
@@ -27,8 +26,7 @@ class AgentAttributes:
     sizes: Tensor | None
 
 
-@dataclass(frozen=True)
-class Polylines:
+class Polylines(NamedTuple):
     """Checked polylines of a batch of scenes.
 
     Attributes:
@@ -42,8 +40,7 @@ class Polylines:
     kinds: Tensor
 
 
-@dataclass(frozen=True)
-class Lights:
+class Lights(NamedTuple):
     """Checked traffic lights of a batch of scenes.
 
     Attributes:
@@ -197,24 +194,15 @@ def _polylines(
             f"lane_mask has shape {tuple(is_point.shape)} and lane_kinds {tuple(kind.shape)}, but "
             f"lane_values needs {shape[:3]} and {shape[:2]}"
         )
-    if may_read(values):
-        _check_polylines(config, values, is_point, kind)
-    return Polylines(torch.where(is_point.unsqueeze(-1), values, 0), is_point, kind)
-
-
-def _check_polylines(
-    config: VanillaSceneConfig, values: Tensor, is_point: Tensor, kinds: Tensor
-) -> None:
-    if not values[is_point].isfinite().all():
+    if may_read(values) and not values[is_point].isfinite().all():
         raise ValueError("lane_values has NaN or infinite points: hide them by lane_mask")
-    is_short = is_point.sum(dim=-1) == 1
-    if is_short.any():
+    if may_read(values) and (is_short := is_point.sum(dim=-1) == 1).any():
         scene, lane = is_short.nonzero()[0].tolist()
         raise ValueError(
-            f"polyline {lane} of scene {scene} has one point, and a direction needs two: leave "
-            "it out"
+            f"polyline {lane} of scene {scene} has one point, a direction needs two: leave it out"
         )
-    _check_below(config, "num_lane_kinds", "lane_kinds", kinds)
+    _check_below(config, "num_lane_kinds", "lane_kinds", kind)
+    return Polylines(torch.where(is_point.unsqueeze(-1), values, 0), is_point, kind)
 
 
 def _check_below(config: VanillaSceneConfig, field: str, name: str, numbers: Tensor) -> None:

@@ -6,7 +6,7 @@ The formulas are in `attention_`, `loss_` and `layers_vanilla.py`, which call th
 Shapes: N tokens, V vocabulary; those of attention are in `attention_vanilla.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -189,7 +189,7 @@ class BlockwiseCrossEntropy(torch.autograd.Function):
         parts = (row_blocks(part, logits) for part in (logits, targets, gradient, result))
         write = _write_gradient if logits.device.type == "cpu" else _write_gradient_in_passes
         for rows, ids, factor, out in zip(*parts, strict=True):
-            write(rows, ids, factor, out, *ctx.shares)
+            write(rows, ids, factor, out, ctx.shares)
         return None, result, None, None, None, None
 
 
@@ -204,15 +204,11 @@ def _softmax_minus_target(
     return likely - wanted
 
 
-def _write_gradient(  # noqa: PLR0913 - a block of each array, and three constants
-    logits: Tensor,
-    targets: Tensor,
-    gradient: Tensor,
-    out: Tensor,
-    share: float,
-    extra: float,
-    unsmoothed: int | None,
+def _write_gradient(
+    logits: Tensor, targets: Tensor, gradient: Tensor, out: Tensor, shares: Sequence[Any]
 ) -> None:
+    """Of a block; `shares` are the last three arguments of the formula."""
+    share, extra, unsmoothed = shares
     dtype = torch.promote_types(logits.dtype, torch.float32)
     options: dict[str, Any] = {"out": out} if out.dtype == dtype else {"dtype": dtype}
     result = torch.softmax(logits, dim=-1, **options)
@@ -225,16 +221,11 @@ def _write_gradient(  # noqa: PLR0913 - a block of each array, and three constan
     out.copy_(result.mul_(gradient[:, None]))
 
 
-def _write_gradient_in_passes(  # noqa: PLR0913 - as above
-    logits: Tensor,
-    targets: Tensor,
-    gradient: Tensor,
-    out: Tensor,
-    share: float,
-    extra: float,
-    unsmoothed: int | None,
+def _write_gradient_in_passes(
+    logits: Tensor, targets: Tensor, gradient: Tensor, out: Tensor, shares: Sequence[Any]
 ) -> None:
     """As above without arrays of N x V in float32, which no cache of a GPU holds."""
+    share, extra, unsmoothed = shares
     torch.softmax(logits, dim=-1, out=out)  # of half precision too, summed in float32
     factor = gradient[:, None]
     torch.addcmul(-share * factor, out, factor, out=out)

@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
 """The two layers of Figure 1: `LayerNorm(x + Dropout(Sublayer(x)))` around every sublayer (3.1).
 
-A layer reads `LayerSizes` from its config and knows no vocabulary, image or label, so every model
-family can use it. Shapes: B batch, S source, T target, D `d_model`.
+A layer reads fields of `VanillaTwoSidedConfig` and knows no vocabulary, image or label, so every
+model family can use it. Shapes: B batch, S source, T target, D `d_model`.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .attention_vanilla import VanillaAttention
 from .kernels_vanilla import VanillaDropout, VanillaLayerNorm
-from .pretrained_vanilla import LayerSizes
+from .pretrained_vanilla import VanillaPreTrainedConfig
 
 
 def with_positions(hidden_states: Tensor, positions: Tensor | None) -> Tensor:
@@ -26,7 +26,7 @@ def with_positions(hidden_states: Tensor, positions: Tensor | None) -> Tensor:
 class VanillaEncoderLayer(GradientCheckpointingLayer):
     """Self-attention, then feed-forward (3.1, 3.3)."""
 
-    def __init__(self, config: LayerSizes) -> None:
+    def __init__(self, config: VanillaPreTrainedConfig) -> None:
         super().__init__()
         self.self_attn = VanillaAttention(config, config.encoder_attention_heads)
         self.self_attn_layer_norm = VanillaLayerNorm(config.d_model, eps=config.layer_norm_eps)
@@ -75,7 +75,7 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
 
     def __init__(
         self,
-        config: LayerSizes,
+        config: VanillaPreTrainedConfig,
         layer_idx: int,
         *,
         is_causal: bool = True,
@@ -149,12 +149,12 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
         return self.final_layer_norm(hidden_states + self.dropout(fed))
 
 
-def encoder_layers(config: LayerSizes) -> nn.ModuleList:
+def encoder_layers(config: VanillaPreTrainedConfig) -> nn.ModuleList:
     """The encoder's N layers (3.1)."""
     return nn.ModuleList(VanillaEncoderLayer(config) for _ in range(config.encoder_layers))
 
 
-def decoder_layers(config: LayerSizes, **options: bool) -> nn.ModuleList:
+def decoder_layers(config: VanillaPreTrainedConfig, **options: bool) -> nn.ModuleList:
     """The decoder's N layers (3.1), numbered for the cache; `options` are those of a layer."""
     numbers = range(config.decoder_layers)
     return nn.ModuleList(VanillaDecoderLayer(config, number, **options) for number in numbers)

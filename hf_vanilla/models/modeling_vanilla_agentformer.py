@@ -167,7 +167,7 @@ class VanillaAgentFormerPreTrainedModel(VanillaPreTrainedModel):
     _supports_flex_attn = False
     _supports_attention_backend = False
     _can_record_outputs = {  # noqa: RUF012 - transformers' form
-        "attentions": OutputRecorder(AgentAwareAttention, index=1, layer_name="context_encoder"),
+        "attentions": OutputRecorder(AgentAwareAttention, index=1, layer_name="context_encoder")
     }
 
     @torch.no_grad()

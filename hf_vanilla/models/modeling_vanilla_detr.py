@@ -382,7 +382,12 @@ class VanillaForObjectDetection(VanillaDetrPreTrainedModel):
         if labels is None:
             logits, found = self._heads(outputs.last_hidden_state)
         else:
-            targets = _targets(labels, boxes)
+            if not isinstance(labels, Tensor):
+                targets = padded_targets(labels)
+            elif boxes is None:
+                raise ValueError("labels came as a tensor without boxes: give boxes (B, M, 4) too")
+            else:
+                targets = Targets(labels, boxes)
             states = outputs.intermediate_hidden_states
             every, every_box = self._heads(states if self.config.auxiliary_loss else states[-1:])
             loss = detection_loss(
@@ -412,11 +417,3 @@ def named_parts(loss: DetectionLoss) -> dict[str, Tensor]:
         for name, of_layers in parts.items():
             named[f"{name}_{layer}"] = of_layers[layer].detach()
     return named
-
-
-def _targets(labels: Any, boxes: Tensor | None) -> Targets:
-    if not isinstance(labels, Tensor):
-        return padded_targets(labels)
-    if boxes is None:
-        raise ValueError("labels came as a tensor without boxes: give boxes (B, M, 4) too")
-    return Targets(labels, boxes)

@@ -21,7 +21,7 @@ from .kernels_vanilla import at_least_float32
 from .layers_vanilla import CROSS_ATTENTIONS, decoder_layers
 from .pretrained_vanilla import VanillaPreTrainedModel
 from .rows_vanilla_scene import Rows, read_rows
-from .stacks_vanilla_scene import FUSIONS, SceneTokens, read_by_seeds
+from .stacks_vanilla_scene import Fusion, SceneTokens, read_by_seeds
 
 SMALLEST_SPREAD = 0.1  # of velocity_std: a smaller one would let single steps rule the loss
 
@@ -232,9 +232,7 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
 
     def futures(self, rows: Rows) -> Mixture:
         """`num_seeds` futures of each row, along its axes."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no futures: use a VanillaFor... class"
-        )
+        raise NotImplementedError(f"{type(self).__name__}: use a VanillaFor... class")
 
     def may_win(self, truth: Truth) -> Tensor | None:
         """Futures `(R, K)` that may count as the closest, one at least; None: all."""
@@ -356,7 +354,7 @@ class VanillaForSceneTrajectoryPrediction(VanillaScenePreTrainedModel):
     def __init__(self, config: VanillaSceneConfig) -> None:
         super().__init__(config)
         self.tokens = SceneTokens(config)
-        self.fusion = FUSIONS[config.fusion](config)
+        self.fusion = Fusion(config)
         self.seeds = seeds(config)
         self.layers = decoder_layers(config, is_causal=False)
         self.head = MixtureHead(config)

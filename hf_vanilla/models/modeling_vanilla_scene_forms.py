@@ -126,17 +126,20 @@ class VanillaForNeighborTrajectoryPrediction(VanillaScenePreTrainedModel):
     def _neighbors(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """Rows `(R, k)` of the neighbors, their last features `(R, k, 4)`, and which are seen."""
         config, last = self.config, rows.others.last()
-        row, is_there = rows.of_others()
+        # the row of each agent, -1 where there is none
+        number = torch.arange(rows.scene.shape[0], device=rows.scene.device)
+        row = number.new_full(rows.shape, -1).index_put((rows.scene, rows.agent), number)
+        row = row[rows.scene.unsqueeze(1), rows.others.numbers]  # (R, N)
         places, sees = nearest_neighbors(
             last[..., :2] * reach(config) * config.velocity_std,
             rows.velocity,
-            is_there,
+            (row >= 0) & rows.others.is_real[..., -1],
             distance=config.neighbor_distance,
             count=config.num_neighbors,
             field_of_view=config.field_of_view,
         )
         index = places.unsqueeze(-1).expand(-1, -1, FEATURES)
-        return row.gather(1, places), last.gather(1, index), sees
+        return row.clamp(min=0).gather(1, places), last.gather(1, index), sees
 
 
 # --- Spatial-Channel Transformer -----------------------------------------------------------------

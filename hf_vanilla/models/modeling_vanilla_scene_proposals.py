@@ -103,10 +103,7 @@ class RegionModel(VanillaScenePreTrainedModel):
         if not (torch.compiler.is_compiling() or self._has_regions):
             self._has_regions = bool(self.centres.any())
             if not self._has_regions:
-                raise ValueError(
-                    "there are no regions, so only the proposals of the first would be trained: "
-                    "call set_regions() with training scenes first"
-                )
+                raise ValueError("there are no regions: call set_regions() with training scenes")
         regions = nearest(truth.positions[:, -1], self.centres)
         of_region = proposals_of_regions(regions, config.num_seeds, config.num_regions)
         return of_region | ~truth.is_known[:, -1:]
@@ -331,11 +328,10 @@ def fit_regions(end_points: Tensor, count: int) -> Tensor:
         ValueError: there are fewer different end points than regions.
     """
     points = end_points.double()
-    different = len(points.unique(dim=0))
-    if different < count:
+    found = len(points.unique(dim=0))
+    if found < count:
         raise ValueError(
-            f"num_regions={count}, but the training data have {different} different end points, so "
-            "a region would be empty: lower num_regions"
+            f"{found} different end points, so a region would be empty: lower num_regions={count}"
         )
     centres = points[(points - points.mean(dim=0)).norm(dim=1).argmin()].unsqueeze(0)
     while len(centres) < count:

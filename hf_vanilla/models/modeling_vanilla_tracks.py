@@ -109,9 +109,7 @@ class VanillaTracksPreTrainedModel(VanillaPreTrainedModel):
         self, past: EncodedPast, truth: TrueFuture | None, **kwargs: Any
     ) -> VanillaTrajectoryOutput:
         """Futures of each agent; with the truth the loss."""
-        raise NotImplementedError(
-            f"{type(self).__name__} has no futures: use a VanillaFor... class"
-        )
+        raise NotImplementedError(f"{type(self).__name__}: use a VanillaFor... class")
 
     def tokens(self, velocities: Tensor) -> Tensor:
         """What the encoder embeds of velocities `(B, T - 1, 2)` along the axes: these."""

@@ -292,10 +292,7 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         if not (torch.compiler.is_compiling() or self._has_codes):
             self._has_codes = bool(self.decoder.codebook.any())
             if not self._has_codes:
-                raise ValueError(
-                    "the codebook is empty, so every forecast would stand still: call "
-                    "fit_codebook() with training windows first"
-                )
+                raise ValueError("the codebook is empty: call fit_codebook() with training windows")
         if self.config.follows_paper:
             start = torch.full_like(past.attention_mask[:, 0], self.config.num_codes)
         else:

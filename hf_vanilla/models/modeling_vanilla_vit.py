@@ -297,22 +297,22 @@ class VanillaForImageClassification(VanillaVitPreTrainedModel):
             ValueError: images or labels do not fit; the message says how.
         """
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        records = ("output_attentions", "output_hidden_states")
+        wanted = [(kwargs.get(name), getattr(self.config, name)) for name in records]
+        is_alone = all((own if given is None else given) is False for given, own in wanted)
         outputs = self.model(
             pixel_values,
             interpolate_pos_encoding,
-            class_token_only=not self._records_states(kwargs),
+            class_token_only=is_alone,
             **kwargs,
         )
         pooled = outputs.pooler_output  # None without a pooler
         logits = self.classifier(outputs.last_hidden_state[:, 0] if pooled is None else pooled)
         loss = None
         if labels is not None:
-            smoothing = self.config.label_smoothing if self.training else 0.0
             loss = classification_loss(
-                logits,
-                labels,
-                problem_type=self.config.problem_type,
-                smoothing=smoothing,
+                *(self.config, logits, labels),
+                is_training=self.training,
                 num_items_in_batch=num_items_in_batch,
             )
         return ImageClassifierOutput(
@@ -321,14 +321,6 @@ class VanillaForImageClassification(VanillaVitPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-    def _records_states(self, options: dict[str, Any]) -> bool:
-        """Whether the caller or the config wants more than the logits."""
-        for name in ("output_attentions", "output_hidden_states"):
-            value = options.get(name)
-            if (getattr(self.config, name) if value is None else value) is not False:
-                return True
-        return False
 
     def resize_positions(self, height: int, width: int) -> None:
         """As `VanillaVitModel.resize_positions`."""
@@ -359,36 +351,36 @@ SINGLE, MULTI, REGRESSION = PROBLEM_TYPES
 
 
 def classification_loss(
+    config: VanillaVitConfig,
     logits: Tensor,
     labels: Tensor,
     *,
-    problem_type: str | None = None,
-    smoothing: float = 0.0,
+    is_training: bool,
     num_items_in_batch: "Tensor | int | None" = None,
 ) -> Tensor:
     """Cross-entropy in nats, binary cross-entropy in nats, or squared error, a mean over labels.
 
     Args:
+        config: read for `problem_type` and `label_smoothing`. Without a type: regression where C is
+            1, one label where labels are integers, several labels otherwise.
         logits: `(B, C)`; summed in float32.
         labels: `(B,)` int64 classes, -100 = ignore; `(B, C)` float targets in [0, 1]; or `(B,)` or
             `(B, C)` float values.
-        problem_type: a name of `PROBLEM_TYPES`; None: regression where C is 1, one label where
-            labels are integers, several labels otherwise.
-        smoothing: share of the target spread over all labels, in [0, 1); for one label only.
+        is_training: whether to smooth, which is for one label only.
         num_items_in_batch: labels of the whole step, all micro-batches; None = of this call.
 
     Raises:
         ValueError: labels do not fit the logits.
     """
+    problem_type = config.problem_type
     if problem_type is None:
         problem_type = MULTI if labels.is_floating_point() else SINGLE
         problem_type = REGRESSION if logits.shape[1] == 1 else problem_type
+    smoothing = config.label_smoothing if is_training else 0.0
     total, count = _total(problem_type, logits.float(), labels, smoothing)
     if num_items_in_batch is None:
         return total / count
-    if isinstance(num_items_in_batch, Tensor):
-        num_items_in_batch = num_items_in_batch.to(total.device)
-    return total / num_items_in_batch
+    return total / torch.as_tensor(num_items_in_batch, device=total.device)
 
 
 def _total(
@@ -412,8 +404,7 @@ def _total(
         except IndexError:
             raise ValueError(
                 f"labels from {int(classes.min())} to {int(classes.max())}, but the model has "
-                f"{logits.shape[1]} labels: give 0 to {logits.shape[1] - 1}, or build it with a "
-                "larger num_labels"
+                f"{logits.shape[1]} labels: give 0 to {logits.shape[1] - 1}, or raise num_labels"
             ) from None
         return total, classes.ne(-100).sum()
     targets = labels.to(logits.dtype).reshape(logits.shape)

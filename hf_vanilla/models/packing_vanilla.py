@@ -49,8 +49,7 @@ class PackedLinear(nn.Module):
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError(
-            "this model is packed for decoding and cannot be saved: save the one that "
-            "load_translator or from_pretrained loads"
+            "this model is packed for decoding and cannot be saved: save it as it was loaded"
         )
 
 

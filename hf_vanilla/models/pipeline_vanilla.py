@@ -100,9 +100,7 @@ class VanillaTranslationPipeline(Pipeline):
         after = {name: value for name, value in after.items() if value is not None}
         options = {**getattr(self, "_postprocess_params", {}), **after}
         if options.get("return_text") is False and not options.get("return_tensors"):
-            raise ValueError(
-                "return_text=False leaves nothing to return: add return_tensors=True, or drop it"
-            )
+            raise ValueError("return_text=False: add return_tensors=True, or nothing is returned")
         scores = {} if return_scores is None else {"return_scores": return_scores}
         return before, {**generate_kwargs, **scores}, after
 
@@ -133,10 +131,7 @@ class VanillaTranslationPipeline(Pipeline):
         }
 
     def _forward(
-        self,
-        input_tensors: dict[str, Tensor],
-        return_scores: bool = False,
-        **generate_kwargs: Any,
+        self, input_tensors: dict[str, Tensor], return_scores: bool = False, **generate_kwargs: Any
     ) -> dict:
         ids, mask = input_tensors["input_ids"], input_tensors["attention_mask"]
         given = generate_kwargs.get("generation_config")

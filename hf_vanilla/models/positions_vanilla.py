@@ -78,9 +78,7 @@ def sinusoid_2d(is_real: Tensor, width: int) -> Tensor:
         ValueError: `width` is not a multiple of 4.
     """
     if width % 4:
-        raise ValueError(
-            f"width={width}: row and column need an even half each, give a multiple of 4"
-        )
+        raise ValueError(f"width={width}: row and column take half each, give a multiple of 4")
     halves = []
     for axis in (1, 2):
         count = is_real.cumsum(axis).to(torch.float32)

@@ -4,7 +4,7 @@
 import functools
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -31,28 +31,6 @@ def takes_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
         return forward(self, *args, **kwargs)
 
     return renamed
-
-
-class LayerSizes(Protocol):
-    """What a layer of Figure 1 reads from its config; `VanillaTwoSidedConfig` describes it."""
-
-    d_model: int
-    encoder_layers: int
-    encoder_attention_heads: int
-    encoder_ffn_dim: int
-    decoder_layers: int
-    decoder_attention_heads: int
-    decoder_ffn_dim: int
-    dropout: float | int
-    attention_dropout: float | int
-    activation_dropout: float | int
-    activation_function: str
-    attention_bias: bool
-    layer_norm_eps: float
-    _attn_implementation: Any  # set by transformers
-
-    def head_widths(self, num_heads: int) -> tuple[int, int]:
-        """d_k and d_v (3.2.2) of an attention with `num_heads` heads."""
 
 
 # how several GPUs share the weights of a layer; for the `base_model_tp_plan` of a config
@@ -91,6 +69,7 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
         layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
     """
 
+    head_split_remedy = "change either"
     attribute_map = {  # noqa: RUF012 - transformers' form
         "hidden_size": "d_model",
         "num_attention_heads": "encoder_attention_heads",
@@ -114,7 +93,7 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
         return self.d_model // max(self.encoder_attention_heads, 1)  # validation refuses 0
 
     def head_widths(self, num_heads: int) -> tuple[int, int]:
-        """Widths of keys and of values in an attention with `num_heads` heads."""
+        """d_k and d_v (3.2.2) of an attention with `num_heads` heads."""
         return self.d_model // num_heads, self.d_model // num_heads
 
     def require_positive(self, *names: str) -> None:
@@ -158,10 +137,10 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
             raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {known}")
 
     def validate_layers(self) -> None:
-        """Sizes and counts of the layers are positive."""
-        self.require_positive(
-            *("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
-        )
+        """Sizes, counts and `layer_norm_eps` are positive; the activation is known."""
+        sizes = ("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
+        self.require_positive(*sizes, "layer_norm_eps")
+        self.require_choice("activation_function", sorted(ACT2FN))
 
     def validate_head_split(self) -> None:
         """Heads divide d_model."""
@@ -169,7 +148,8 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
             heads = getattr(self, name, 0)
             if heads > 0 and self.d_model % heads:
                 raise ValueError(
-                    f"d_model={self.d_model} is not a multiple of {name}={heads}: change either"
+                    f"d_model={self.d_model} is not a multiple of {name}={heads}: "
+                    f"{self.head_split_remedy}"
                 )
 
     def validate_rates(self) -> None:
@@ -178,14 +158,6 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
             rate = getattr(self, name, 0)
             if not 0 <= rate < 1:
                 raise ValueError(f"{name}={rate}: give a rate from 0 up to, not including, 1")
-
-    def validate_layer_norm(self) -> None:
-        """What is added to the variance is positive."""
-        self.require_positive("layer_norm_eps")
-
-    def validate_activation(self) -> None:
-        """The activation is one of transformers."""
-        self.require_choice("activation_function", sorted(ACT2FN))
 
     def forget_code(self) -> None:
         """Remove the fields that name source files beside the weights."""

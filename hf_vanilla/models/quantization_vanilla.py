@@ -86,9 +86,8 @@ class IntegerProduct:
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         self.bias = torch.cat(biases) if biases else None
         self.is_fast = can_multiply(torch.int8)
-        self.weight = weight
+        self.weight = packed_weight(weight) if self.is_fast else weight
         if self.is_fast:
-            self.weight = packed_weight(self.weight)
             self.zero_points = torch.zeros(len(weight), dtype=torch.int32)
 
     def __call__(self, states: Tensor) -> Tensor:
@@ -120,7 +119,23 @@ def _versions(layers: "Sequence[QuantizedLinear]") -> list[tuple[int, int]]:
 # --- layers ------------------------------------------------------------------------------------
 
 
-class QuantizedLinear(nn.Module):
+class KeepsProduct:
+    """Keeps the product of its layers until a weight changes; without it when copied or pickled."""
+
+    _product: IntegerProduct | None = None
+
+    def product_of(self, layers: "Sequence[QuantizedLinear]") -> IntegerProduct:
+        """The present product, or a new one where a weight has changed since."""
+        if self._product is None or self._product.versions != _versions(layers):
+            self._product = IntegerProduct(layers)
+        return self._product
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the packed weights, which cannot be copied."""
+        return {**self.__dict__, "_product": None}
+
+
+class QuantizedLinear(KeepsProduct, nn.Module):
     """A linear layer with int8 weights; no gradients.
 
     Args:
@@ -135,16 +150,10 @@ class QuantizedLinear(nn.Module):
         self.weight = _constant(torch.empty((out_features, in_features), dtype=torch.int8))
         self.weight_scale = _constant(torch.empty(out_features))
         self.bias = _constant(torch.empty(out_features)) if bias else None
-        self._product: IntegerProduct | None = None
 
     def forward(self, states: Tensor) -> Tensor:
         """Outputs `(..., O)` for `(..., I)`."""
-        self._product = current_product(self._product, (self,))
-        return self._product(states)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the packed weights, which cannot be copied."""
-        return {**self.__dict__, "_product": None}
+        return self.product_of((self,))(states)
 
     def extra_repr(self) -> str:
         """Sizes, as `nn.Linear` shows them."""
@@ -152,7 +161,7 @@ class QuantizedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={has_bias}"
 
 
-class JoinedProjections:
+class JoinedProjections(KeepsProduct):
     """Query, key and value of the same input in one product, so it is quantized once.
 
     Args:
@@ -161,25 +170,10 @@ class JoinedProjections:
 
     def __init__(self, layers: Sequence[QuantizedLinear]) -> None:
         self.layers = tuple(layers)
-        self._product: IntegerProduct | None = None
 
     def __call__(self, states: Tensor) -> Tensor:
         """The outputs of all layers side by side."""
-        self._product = current_product(self._product, self.layers)
-        return self._product(states)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the packed weights, which cannot be copied."""
-        return {**self.__dict__, "_product": None}
-
-
-def current_product(
-    product: IntegerProduct | None, layers: Sequence[QuantizedLinear]
-) -> IntegerProduct:
-    """The product of these layers: the one given, unless a weight has changed since."""
-    if product is not None and product.versions == _versions(layers):
-        return product
-    return IntegerProduct(layers)
+        return self.product_of(self.layers)(states)
 
 
 class QuantizedEmbedding(VanillaEmbedding):
@@ -230,21 +224,6 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         ValueError: it is another model or a forecaster, is quantized already or is not on a CPU.
     """
-    check_quantizable(model)
-    quantizer = VanillaInt8Quantizer(VanillaInt8Config(), pre_quantized=False)
-    model.float().eval()
-    quantizer.preprocess_model(model)
-    model.hf_quantizer = quantizer
-    quantizer.postprocess_model(model)
-    return model
-
-
-def check_quantizable(model: PreTrainedModel) -> None:
-    """Refuse a model that `quantize` cannot quantize.
-
-    Raises:
-        ValueError: the reason and the remedy.
-    """
     name, device = type(model).__name__, model.device.type
     if not str(getattr(model.config, "model_type", None)).startswith("vanilla"):
         raise ValueError(
@@ -261,6 +240,12 @@ def check_quantizable(model: PreTrainedModel) -> None:
             f"int8: this {name} is on the device {device!r}, and int8 is for CPUs: "
             "move it to the CPU, or load it with dtype='bfloat16'"
         )
+    quantizer = VanillaInt8Quantizer(VanillaInt8Config(), pre_quantized=False)
+    model.float().eval()
+    quantizer.preprocess_model(model)
+    model.hf_quantizer = quantizer
+    quantizer.postprocess_model(model)
+    return model
 
 
 def _refuse_forecaster(model: PreTrainedModel) -> None:
@@ -280,13 +265,18 @@ def replace_layers(model: PreTrainedModel, *, has_values: bool) -> None:
     """
     modules: list[tuple[str, Any]] = list(model.named_modules())
     for name, module in modules:
-        new = _quantized_layer(module)
-        if new is None:
+        if type(module) is nn.Linear:
+            has_bias = module.bias is not None
+            new: Any = QuantizedLinear(module.in_features, module.out_features, bias=has_bias)
+        elif type(module) is VanillaEmbedding:
+            rows, width = module.weight.shape
+            new = QuantizedEmbedding(rows, width, module.padding_idx)
+        else:
             continue
         if has_values:
             new.weight.data, scale = quantized(module.weight.detach())
             new.weight_scale.data = scale.squeeze(1)
-            if isinstance(new, QuantizedLinear) and new.bias is not None:
+            if getattr(new, "bias", None) is not None:
                 new.bias.data = module.bias.detach().clone()
         model.set_submodule(name, new.train(module.training))
     _set_ties(model, has_scales=True)
@@ -311,17 +301,6 @@ def restore_layers(model: PreTrainedModel) -> None:
         model.set_submodule(name, layer.train(own.training))
     _set_ties(model, has_scales=False)
     model.tie_weights()
-
-
-def _quantized_layer(module: nn.Module) -> QuantizedLinear | QuantizedEmbedding | None:
-    """A layer of the same shape, without values; None: this layer stays."""
-    if type(module) is nn.Linear:
-        has_bias = module.bias is not None
-        return QuantizedLinear(module.in_features, module.out_features, bias=has_bias)
-    if type(module) is VanillaEmbedding:
-        rows, width = module.weight.shape
-        return QuantizedEmbedding(rows, width, module.padding_idx)
-    return None
 
 
 def _set_ties(model: PreTrainedModel, *, has_scales: bool) -> None:

@@ -8,9 +8,9 @@ N other agents.
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +26,7 @@ SIZE_FEATURES = 3  # length, width, and whether they are known
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """Sequences that a row sees: an agent's steps, or a polyline's pieces.
 
     Attributes:
@@ -57,8 +56,7 @@ class Seen:
         distance = torch.where(self.is_real, distance, torch.inf).amin(dim=-1)  # (R, N)
         index = distance.topk(count, dim=1, largest=False).indices
         row = torch.arange(index.shape[0], device=index.device).unsqueeze(1)
-        parts = (self.features, self.is_real, self.kinds, self.numbers)
-        return Seen(*(part[row, index] for part in parts))
+        return Seen(*(part[row, index] for part in self))
 
 
 @dataclass(frozen=True)
@@ -95,19 +93,9 @@ class Rows:
         spread = values.new_zeros(*self.shape, *values.shape[1:])
         return spread.index_put((self.scene, self.agent), torch.where(is_focal, values, 0))
 
-    def of_others(self) -> tuple[Tensor, Tensor]:
-        """Rows `(R, N)` of the others, and which are there now, where all agents have rows."""
-        rows = torch.arange(self.scene.shape[0], device=self.scene.device)
-        row = rows.new_full(self.shape, -1).index_put((self.scene, self.agent), rows)
-        row = row[self.scene.unsqueeze(1), self.others.numbers]
-        return row.clamp(min=0), (row >= 0) & self.others.is_real[..., -1]
-
 
 def read_rows(
-    config: VanillaSceneConfig,
-    *observed: Any,
-    all_agents: bool = False,
-    **inputs: Any,
+    config: VanillaSceneConfig, *observed: Any, all_agents: bool = False, **inputs: Any
 ) -> Rows:
     """Check a batch of scenes and turn it along each agent's axes.
 
@@ -133,7 +121,7 @@ def read_rows(
         _of_agents(config, axes, past, is_observed, attributes, (scene.unsqueeze(1), seen))
         for seen in (agent.unsqueeze(1), numbers)
     )
-    others = replace(others, is_real=others.is_real & is_other.unsqueeze(-1))
+    others = others._replace(is_real=others.is_real & is_other.unsqueeze(-1))
     points = _entered(axes, lanes.points[scene])
     pieces = _of_lanes(config, points, lanes.is_point[scene], lanes.kinds[scene])
     lanes_seen = _nearest(pieces, config.max_lanes)
@@ -245,8 +233,7 @@ def _nearest(seen: Seen, most: int) -> Seen:
     An exported program always reads so many, so that it has one shape for any number.
     """
     if torch.compiler.is_exporting():
-        parts = (seen.features, seen.is_real, seen.kinds, seen.numbers)
-        seen = Seen(*(pad(part, (*(0, 0) * (part.dim() - 2), 0, most)) for part in parts))
+        seen = Seen(*(pad(part, (*(0, 0) * (part.dim() - 2), 0, most)) for part in seen))
     elif seen.is_real.shape[1] <= most:
         return seen
     else:

@@ -3,7 +3,7 @@
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,11 @@ class Family:
         processors: what goes with the model: name of an Auto class and the keyword of its
             `register`, with the class or classes. The last one of an Auto class is the default.
             A name that starts with `transformers.` is a class of transformers.
-        with_code: processor class -> Auto class, for those whose code is saved beside the weights.
-        pipelines: name of a pipeline -> its class and the Auto class of its model.
     """
 
     config: str
     models: Mapping[str, str | tuple[str, ...]]
     processors: tuple[tuple[str, str, Any], ...] = ()
-    with_code: Mapping[str, str] = field(default_factory=dict)
-    pipelines: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def _image_processor(name: str) -> tuple[str, str, Any]:
@@ -41,6 +37,8 @@ def _image_processor(name: str) -> tuple[str, str, Any]:
     return "AutoImageProcessor", "image_processor_classes", {"pil": name}
 
 
+# its code is saved beside the weights
+TOKENIZER_WITH_CODE = "tokenization_vanilla.VanillaFairseqTokenizer"
 FAMILIES = {
     "vanilla": Family(
         config="configuration_vanilla.VanillaConfig",
@@ -54,17 +52,9 @@ FAMILIES = {
             ),
         },
         processors=(
-            ("AutoTokenizer", "tokenizer_class", "tokenization_vanilla.VanillaFairseqTokenizer"),
+            ("AutoTokenizer", "tokenizer_class", TOKENIZER_WITH_CODE),
             ("AutoTokenizer", "fast_tokenizer_class", "tokenization_vanilla.VanillaTokenizer"),
         ),
-        with_code={"tokenization_vanilla.VanillaFairseqTokenizer": "AutoTokenizer"},
-        # transformers 5 refuses the name "translation"
-        pipelines={
-            "vanilla-translation": (
-                "pipeline_vanilla.VanillaTranslationPipeline",
-                "AutoModelForSeq2SeqLM",
-            )
-        },
     ),
     "vanilla_agentformer": Family(
         config="configuration_vanilla_agentformer.VanillaAgentFormerConfig",
@@ -132,11 +122,12 @@ def register_families() -> None:
             if auto_class != "AutoImageProcessor" or is_vision_available():
                 classes = {keyword: _load(processor)}
                 getattr(transformers, auto_class).register(config, **classes, exist_ok=True)
-        for name, (pipeline, auto_class) in family.pipelines.items():
-            auto_model = getattr(transformers, auto_class)
-            PIPELINE_REGISTRY.register_pipeline(
-                name, _load(pipeline), pt_model=auto_model, type="text"
-            )
+    PIPELINE_REGISTRY.register_pipeline(
+        "vanilla-translation",  # transformers 5 refuses the name "translation"
+        _load("pipeline_vanilla.VanillaTranslationPipeline"),
+        pt_model=transformers.AutoModelForSeq2SeqLM,
+        type="text",
+    )
     # the pipeline checks a copy of this table, which lacks what the Auto class has registered
     MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES["vanilla_detr"] = "VanillaForObjectDetection"
 
@@ -184,7 +175,7 @@ def save_with_code(
             kind.register_for_auto_class(auto_class)
         body: Any = auto_classes and FAMILIES[model.config.model_type].models.get("AutoModel")
         # transformers itself adds only the class that is saved; an encoder alone has no such file
-        if body and body.startswith(f"{_module_name(type(model))}."):
+        if body and body.partition(".")[0] == _short_name(type(model)).partition(".")[0]:
             model.config.auto_map = {"AutoModel": body}
         model.save_pretrained(save_directory)
         if processor is not None:
@@ -203,18 +194,13 @@ def _auto_classes(model: PreTrainedModel, processor: Any) -> dict[Any, str]:
     if family is None or config is not _load(family.config):
         return {}
     found: dict[Any, str] = {config: "AutoConfig"}
-    for auto_class in family.models:
-        names = family.models[auto_class]
+    for auto_class, names in family.models.items():
         if _short_name(type(model)) in (names if isinstance(names, tuple) else (names,)):
             found[type(model)] = auto_class
-    if (name := _short_name(type(processor))) in family.with_code:
-        found[type(processor)] = family.with_code[name]
+    if _short_name(type(processor)) == TOKENIZER_WITH_CODE:
+        found[type(processor)] = "AutoTokenizer"
     return found
 
 
 def _short_name(kind: type) -> str:
-    return f"{_module_name(kind)}.{kind.__name__}"
-
-
-def _module_name(kind: type) -> str:
-    return kind.__module__.rpartition(".")[2]
+    return f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"

@@ -20,7 +20,13 @@ from transformers.generation.utils import (
     GenerateEncoderDecoderOutput,
 )
 
-from .generation_vanilla import RESULTS_ALONE, SourceLengthCriteria, SourceLengthEnd, filling_ids
+from .generation_vanilla import (
+    RESULTS_ALONE,
+    SourceLengthCriteria,
+    SourceLengthEnd,
+    SourceLimits,
+    filling_ids,
+)
 from .pretrained_vanilla import CACHE_NAME, VanillaPreTrainedModel
 from .search_vanilla_beams import (
     BeamState,
@@ -128,10 +134,7 @@ def search_decoder(
     if beams > 1:  # transformers repeated them in this object, which lives as long as the search
         encoded.last_hidden_state = encoded.last_hidden_state[::beams].clone()
     decoder = SearchDecoder(
-        model,
-        encoded.last_hidden_state,
-        None if mask is None else mask[::beams],
-        beams=beams,
+        model, encoded.last_hidden_state, None if mask is None else mask[::beams], beams=beams
     )
     with_ensemble = inputs.get("ensemble")
     return decoder if with_ensemble is None else with_ensemble(decoder)
@@ -218,7 +221,8 @@ def _greedy_output(
         sequences=sequences,
         scores=scores,
         logits=logits,
-        **{CACHE_NAME: _kept_cache(config, decoder)},
+        # without records, sentences may have left the batch
+        **{CACHE_NAME: decoder.past_key_values() if _has_records(config) else None},
     )
 
 
@@ -236,7 +240,7 @@ def _select_sentences(rows: Tensor, decoder: SearchDecoder | EnsembleDecoder, *r
     """Keep sentences `rows` wherever something is stored per sentence."""
     decoder.select(rows)
     for rule in rules:
-        if isinstance(rule, SourceLengthCriteria | SourceLengthEnd):
+        if isinstance(rule, SourceLimits):
             rule.select(rows)
 
 
@@ -252,11 +256,6 @@ def _records(config: GenerationConfig) -> tuple[Any, Any]:
     names = ("output_scores", "output_logits")
     scores, logits = (() if has_records and getattr(config, name) else None for name in names)
     return scores, logits
-
-
-def _kept_cache(config: GenerationConfig, decoder: Any) -> Any:
-    """Keys and values of all sentences; None where some may have left the batch."""
-    return decoder.past_key_values() if _has_records(config) else None
 
 
 def _recorded(record: Any, step: Tensor) -> Any:
@@ -363,5 +362,6 @@ def _beam_output(
         scores=scores,
         logits=logits,
         beam_indices=beam_indices[:, :, :generated].flatten(0, 1),
-        **{CACHE_NAME: _kept_cache(config, decoder)},
+        # without records, sentences may have left the batch
+        **{CACHE_NAME: decoder.past_key_values() if _has_records(config) else None},
     )

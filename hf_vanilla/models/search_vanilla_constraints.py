@@ -87,8 +87,7 @@ class Constraints:
                 raise ValueError("a phrase of the constraints has no tokens: remove it")
             if not {*phrase.ids, *phrase.at_start}.isdisjoint(ends):
                 raise ValueError(
-                    f"the constraint {phrase} has an end token, after which a translation has "
-                    "nothing: remove the token"
+                    f"the constraint {phrase} has an end token, which ends a translation: remove it"
                 )
         return ConstrainedSearch([outermost(of_one) for of_one in self.phrases], limits)
 

@@ -26,8 +26,11 @@ from .positions_vanilla import SinusoidalPositions
 from .pretrained_vanilla import VanillaPreTrainedModel
 
 AVERAGES = ("probabilities", "log_probabilities")
-# ids that all models must share
-SHARED_FIELDS = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
+# sizes and ids that all models must share
+SHARED_FIELDS = (
+    *("vocab_size", "target_vocab_size"),
+    *("eos_token_id", "pad_token_id", "decoder_start_token_id"),
+)
 # steps for which the storage of the cache grows at once, and positions are computed
 STEPS_AT_ONCE = 32
 # the same where attention reads the whole storage; for longer hypotheses, both double
@@ -405,12 +408,6 @@ class Ensemble:
             ValueError: sizes or special ids differ, or a model trains.
         """
         for model in self.models:
-            sizes = [(m.config.vocab_size, m.config.target_vocab_size) for m in (first, model)]
-            if sizes[0] != sizes[1]:
-                raise ValueError(
-                    f"the models of an ensemble have vocabularies of {sizes[0]} and {sizes[1]} "
-                    "tokens (source, target): give models of one vocabulary"
-                )
             for name in SHARED_FIELDS:
                 values = [getattr(m.config, name) for m in (first, model)]
                 if values[0] != values[1]:

@@ -82,10 +82,7 @@ class VanillaTextPreTrainedModel(VanillaPreTrainedModel):
         return embeddings
 
     def resize_decoder_token_embeddings(
-        self,
-        new_num_tokens: int,
-        pad_to_multiple_of: int | None = None,
-        mean_resizing: bool = True,
+        self, new_num_tokens: int, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
         """Resize the target embeddings and the output projection of a model with two tables.
 
@@ -133,12 +130,9 @@ class VanillaStack(VanillaTextPreTrainedModel):
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.dropout = VanillaDropout(config.dropout)
         # not in the paper: the last post-norm layer already ends in a LayerNorm
-        is_normed = config.final_layer_norm
-        self.layer_norm = (
-            VanillaLayerNorm(config.d_model, eps=config.layer_norm_eps)
-            if is_normed
-            else nn.Identity()
-        )
+        self.layer_norm: nn.Module = nn.Identity()
+        if config.final_layer_norm:
+            self.layer_norm = VanillaLayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def embed(
         self,

@@ -50,28 +50,6 @@ class Observed:
             return False
         return bool(self.is_observed.all() & self.may_attend.all())
 
-    def step_inputs(self) -> Tensor:
-        """Position and velocity of each observed step, `(B, T, A, 4)`.
-
-        The first step has the velocity of the second, as in the authors' code. A velocity from or
-        to nothing observed is 0.
-        """
-        velocities, _ = observed_velocities(self.positions, self.is_observed)
-        velocities = torch.cat((velocities[:, :, :1], velocities), dim=2)
-        return torch.cat((self.positions, velocities), dim=-1).transpose(1, 2)
-
-    def future_inputs(self, future: Tensor, is_known: Tensor) -> Tensor:
-        """Position and velocity of each future step, `(B, P, A, 4)`, 0 where not known.
-
-        Args:
-            future: `(B, A, P, 2)` positions relative to the origin; 0 where not known.
-            is_known: `(B, A, P)` bool.
-        """
-        before = torch.cat((self.positions[:, :, -1:], future[:, :, :-1]), dim=2)
-        was_known = torch.cat((self.is_agent.unsqueeze(-1), is_known[..., :-1]), dim=2)
-        velocities = (future - before) * (is_known & was_known).unsqueeze(-1)
-        return torch.cat((future, velocities), dim=-1).transpose(1, 2)
-
     def source_mask(self, queries: int) -> Tensor | None:
         """Who may attend to which observed steps, for so many query steps; None: all to all."""
         if self.is_complete:
@@ -232,14 +210,17 @@ class ContextEncoder(nn.Module):
     def __init__(self, config: VanillaAgentFormerConfig) -> None:
         super().__init__()
         self.embedding = StepEmbedding(config, 4)
-        layers = [AgentEncoderLayer(config) for _ in range(config.encoder_layers)]
-        self.layers = nn.ModuleList(layers)
+        self.layers = nn.ModuleList(AgentEncoderLayer(config) for _ in range(config.encoder_layers))
 
     def forward(self, past: Observed) -> tuple[Tensor, Tensor]:
         """`(B, T A, D)`, and the mean over each agent's observed steps, `(B, A, D)`."""
-        steps, agents = past.positions.shape[2], past.positions.shape[1]
+        agents, steps = past.positions.shape[1:3]
         mask = past.source_mask(steps)
-        hidden_states = self.embedding(past.step_inputs())
+        velocities, _ = observed_velocities(past.positions, past.is_observed)
+        # the first step has the velocity of the second, as in the authors' code
+        velocities = torch.cat((velocities[:, :, :1], velocities), dim=2)
+        inputs = torch.cat((past.positions, velocities), dim=-1).transpose(1, 2)  # (B, T, A, 4)
+        hidden_states = self.embedding(inputs)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, num_agents=agents)
         by_agent = hidden_states.unflatten(1, (steps, agents))
@@ -252,8 +233,8 @@ class FutureEncoder(nn.Module):
     def __init__(self, config: VanillaAgentFormerConfig) -> None:
         super().__init__()
         self.embedding = StepEmbedding(config, 4)
-        layers = [AgentDecoderLayer(config, index) for index in range(config.posterior_layers)]
-        self.layers = nn.ModuleList(layers)
+        layers = range(config.posterior_layers)
+        self.layers = nn.ModuleList(AgentDecoderLayer(config, index) for index in layers)
         self.hidden = HiddenLayers(config.d_model, config.head_dims)
         self.latent_head = small_linear(self.hidden.width, 2 * config.latent_dim)
 
@@ -268,7 +249,10 @@ class FutureEncoder(nn.Module):
             future: `(B, A, P, 2)` positions relative to the origin; 0 where not known.
             is_known: `(B, A, P)` bool.
         """
-        inputs = past.future_inputs(future, is_known)  # (B, P, A, 4)
+        before = torch.cat((past.positions[:, :, -1:], future[:, :, :-1]), dim=2)
+        was_known = torch.cat((past.is_agent.unsqueeze(-1), is_known[..., :-1]), dim=2)
+        velocities = (future - before) * (is_known & was_known).unsqueeze(-1)
+        inputs = torch.cat((future, velocities), dim=-1).transpose(1, 2)  # (B, P, A, 4)
         steps, agents = inputs.shape[1:3]
         mask, source_mask = None, past.source_mask(steps)
         if not (past.is_complete and is_known.all()):
@@ -289,8 +273,8 @@ class FutureDecoder(nn.Module):
     def __init__(self, config: VanillaAgentFormerConfig) -> None:
         super().__init__()
         self.embedding = StepEmbedding(config, 2 + config.latent_dim)
-        layers = [AgentDecoderLayer(config, index) for index in range(config.decoder_layers)]
-        self.layers = nn.ModuleList(layers)
+        layers = range(config.decoder_layers)
+        self.layers = nn.ModuleList(AgentDecoderLayer(config, index) for index in layers)
         self.hidden = HiddenLayers(config.d_model, config.head_dims)
         self.head = small_linear(self.hidden.width, 2)
         self.prior_head = small_linear(config.d_model, 2 * config.latent_dim)
@@ -338,7 +322,7 @@ class FutureDecoder(nn.Module):
         hidden_states = self.embedding(torch.cat((before, of_steps), dim=-1).flatten(0, 1))
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, context, source_mask, num_agents=agents)
-        return start + self._changes(hidden_states, futures.shape)
+        return start + self.head(self.hidden(hidden_states)).view(futures.shape)
 
     @torch.no_grad()
     def _rollout(self, past: Observed, context: Tensor, latents: Tensor, steps: int) -> Tensor:
@@ -361,16 +345,12 @@ class FutureDecoder(nn.Module):
                 hidden_states = layer(
                     hidden_states, mask, context, source_mask, cache, num_agents=agents
                 )
-            found.append(start + self._changes(hidden_states, start.shape))
+            found.append(start + self.head(self.hidden(hidden_states)).view(start.shape))
         return torch.cat(found[1:], dim=2)
 
     def _last(self, past: Observed, samples: int) -> Tensor:
         """Last observed positions `(B, N, 1, A, 2)`."""
         return past.positions[:, None, None, :, -1].expand(-1, samples, -1, -1, -1)
-
-    def _changes(self, hidden_states: Tensor, shape: torch.Size) -> Tensor:
-        """Displacements from the last observed position, `(B, N, L, A, 2)`."""
-        return self.head(self.hidden(hidden_states)).view(shape)
 
 
 def mean_of_steps(by_agent: Tensor, is_known: Tensor) -> Tensor:

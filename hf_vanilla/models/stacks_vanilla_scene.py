@@ -231,18 +231,12 @@ class FactorisedEncoder(nn.Module):
         grid = stacked(grids)
         states, is_real = grid.states, grid.is_real
         for axis, layer in zip(self.axes, self.layers, strict=True):
-            if axis == TIME:
-                states = _along_last(layer, states, is_real)
-            else:
-                turned = _along_last(layer, states.transpose(1, 2), is_real.transpose(1, 2))
-                states = turned.transpose(1, 2)
+            # a layer attends along the third dimension
+            first = 1 if axis == TIME else 2
+            turned, is_key = states.transpose(1, first), is_real.transpose(1, first)
+            attended = layer(turned.flatten(0, 1), key_mask(is_key.flatten(0, 1)))
+            states = attended.unflatten(0, turned.shape[:2]).transpose(1, first)
         return Grid(states, is_real)
-
-
-def _along_last(layer: nn.Module, states: Tensor, is_real: Tensor) -> Tensor:
-    """Attention within each sequence of `(R, N, L, D)`, of which `(R, N, L)` are real."""
-    attended = layer(states.flatten(0, 1), key_mask(is_real.flatten(0, 1)))
-    return attended.unflatten(0, states.shape[:2])
 
 
 class LatentQueryEncoder(nn.Module):
@@ -283,57 +277,31 @@ ENCODERS: dict[str, Callable[[VanillaSceneConfig, int], nn.Module]] = {
 }
 
 
-class LateFusion(nn.Module):
-    """An encoder for each family; their outputs stand side by side for the decoder."""
+class Fusion(nn.Module):
+    """Which tokens meet in which encoder, by `config.fusion`.
+
+    Late: an encoder for each family, whose outputs stand side by side. Early: one over the tokens
+    of all families. Hierarchical: one for each family, then one across, with half of the layers
+    each.
+    """
 
     def __init__(self, config: VanillaSceneConfig) -> None:
         super().__init__()
-        self.encoders = _encoders(config, config.encoder_layers)
+        make, layers = ENCODERS[config.encoder], config.encoder_layers
+        across = {"late": 0, "early": layers, "hierarchical": layers // 2}[config.fusion]
+        families = 0 if config.fusion == "early" else FAMILIES + bool(config.num_light_states)
+        self.encoders = nn.ModuleList(make(config, layers - across) for _ in range(families))
+        # early fusion has another name in saved weights
+        self.last = "encoder" if config.fusion == "early" else "across"
+        if across:
+            self.add_module(self.last, make(config, across))
 
     def forward(self, grids: Sequence[Grid]) -> tuple[Tensor, Tensor]:
         """States `(R, M, D)` and which of them are real, `(R, M)` bool."""
-        parts = [encoder([grid]) for encoder, grid in zip(self.encoders, grids, strict=True)]
-        return side_by_side(parts)
-
-
-class EarlyFusion(nn.Module):
-    """One encoder over the tokens of all families."""
-
-    def __init__(self, config: VanillaSceneConfig) -> None:
-        super().__init__()
-        self.encoder = ENCODERS[config.encoder](config, config.encoder_layers)
-
-    def forward(self, grids: Sequence[Grid]) -> tuple[Tensor, Tensor]:
-        """States `(R, M, D)` and which of them are real, `(R, M)` bool."""
-        return side_by_side([self.encoder(grids)])
-
-
-class HierarchicalFusion(nn.Module):
-    """An encoder for each family, then one across them; each has half of the layers."""
-
-    def __init__(self, config: VanillaSceneConfig) -> None:
-        super().__init__()
-        across = config.encoder_layers // 2
-        self.encoders = _encoders(config, config.encoder_layers - across)
-        self.across = ENCODERS[config.encoder](config, across)
-
-    def forward(self, grids: Sequence[Grid]) -> tuple[Tensor, Tensor]:
-        """States `(R, M, D)` and which of them are real, `(R, M)` bool."""
-        parts = [encoder([grid]) for encoder, grid in zip(self.encoders, grids, strict=True)]
-        return side_by_side([self.across(parts)])
-
-
-def _encoders(config: VanillaSceneConfig, layers: int) -> nn.ModuleList:
-    families = FAMILIES + bool(config.num_light_states)
-    return nn.ModuleList(ENCODERS[config.encoder](config, layers) for _ in range(families))
-
-
-# by `config.fusion`
-FUSIONS: dict[str, Callable[[VanillaSceneConfig], nn.Module]] = {
-    "late": LateFusion,
-    "early": EarlyFusion,
-    "hierarchical": HierarchicalFusion,
-}
+        if len(self.encoders):
+            grids = [encoder([grid]) for encoder, grid in zip(self.encoders, grids, strict=True)]
+        last = getattr(self, self.last, None)
+        return side_by_side(grids if last is None else [last(grids)])
 
 
 def read_by_seeds(layers: nn.ModuleList, seeds: Tensor, states: Tensor, is_real: Tensor) -> Tensor:

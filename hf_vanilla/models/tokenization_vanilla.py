@@ -143,35 +143,31 @@ class VanillaFairseqTokenizer(TokenizersBackend):
         text = super()._decode([self._pieces_of_target[i] for i in ids], *args, **kwargs).strip()
         if not self.init_kwargs.get("use_moses"):
             return text
-        return self._moses("MosesDetokenizer", "target_lang").detokenize(text.split())
+        words = _moses_tool("MosesDetokenizer", self.init_kwargs["target_lang"])
+        return words.detokenize(text.split())
 
     def _prepared(self, text: Any) -> Any:
         """Text, or a list of texts, as the pieces expect it: tokenized, lowercased."""
         if not isinstance(text, str):
             return [self._prepared(part) for part in text]
         if self.init_kwargs.get("use_moses"):
-            side = "target_lang" if self.is_for_target else "source_lang"
+            language = self.init_kwargs["target_lang" if self.is_for_target else "source_lang"]
             if self.init_kwargs.get("normalize_punctuation"):
                 # as Moses' scripts do, and without invisible characters
                 text = SPACED_STOPS.sub(". ", text).translate(PUNCTUATION)
-                text = self._moses("MosesPunctNormalizer", side).normalize(text)
+                text = _moses_tool("MosesPunctNormalizer", language).normalize(text)
                 text = "".join(c for c in text if not unicodedata.category(c).startswith("C"))
-            words = self._moses("MosesTokenizer", side)
+            words = _moses_tool("MosesTokenizer", language)
             # as fairseq calls it
             text = words.tokenize(text, aggressive_dash_splits=True, return_str=True, escape=True)
         return text.lower() if self.init_kwargs.get("do_lower_case") else text
 
-    def _moses(self, name: str, side: str) -> Any:
-        try:
-            # here, because transformers requires every module that the top of the file imports
-            sacremoses = importlib.import_module("sacremoses")
-        except ImportError:
-            raise ImportError(
-                "this tokenizer splits words as Moses does: pip install sacremoses"
-            ) from None
-        return _moses_tool(getattr(sacremoses, name), self.init_kwargs[side])
-
 
 @cache
-def _moses_tool(kind: Any, language: str) -> Any:
-    return kind(lang=language)
+def _moses_tool(name: str, language: str) -> Any:
+    try:
+        # here, because transformers requires every module that the top of the file imports
+        sacremoses = importlib.import_module("sacremoses")
+    except ImportError:
+        raise ImportError("this tokenizer splits words as Moses: pip install sacremoses") from None
+    return getattr(sacremoses, name)(lang=language)

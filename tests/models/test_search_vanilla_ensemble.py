@@ -89,7 +89,7 @@ def test_an_ensemble_of_equal_models_is_one_model():
 def test_models_that_do_not_fit_are_refused():
     (model,), batch = models(1), sources(4)
     other = lively_model(vocab_size=V + 2)
-    with pytest.raises(ValueError, match=r"vocabularies of \(19, 19\) and \(21, 21\) tokens"):
+    with pytest.raises(ValueError, match="vocab_size is 19 in one model of an ensemble and 21"):
         model.generate(**batch, ensemble=Ensemble([other]))
     other = lively_model(eos_token_id=5)
     with pytest.raises(ValueError, match="eos_token_id is 1 in one model of an ensemble and 5"):
