@@ -326,22 +326,24 @@ class RowOrder:
     """Micro-batches of equal size, epoch after epoch without a gap.
 
     Attributes:
-        rows: how many there are.
+        rows: how many there are; None: endlessly many, which come by their numbers.
         size: rows of a micro-batch.
         seed: of the order.
         unit: what a row is, in the plural.
     """
 
-    rows: int
+    rows: int | None
     size: int
     seed: int
     unit: str = "rows"
 
     def __getitem__(self, number: int) -> list[int]:
         """Row numbers of micro-batch `number` of the run."""
-        first = number * self.size
-        indices = (divmod(index, self.rows) for index in range(first, first + self.size))
-        return [int(shuffled(self.rows, self.seed, epoch)[row]) for epoch, row in indices]
+        indices = range(number * self.size, (number + 1) * self.size)
+        if self.rows is None:
+            return list(indices)
+        places = (divmod(index, self.rows) for index in indices)
+        return [int(shuffled(self.rows, self.seed, epoch)[row]) for epoch, row in places]
 
     def describe(self) -> str:
         """The size in words."""
