@@ -258,12 +258,9 @@ class PairCollator:
         if isinstance(rows, list) and hasattr(rows[0], "column_names"):
             (rows,) = rows  # DataLoader's list of one item, and the item is a whole batch
         ids, lengths = _concatenated(rows, "input_ids")
-        labels, label_lengths = _concatenated(rows, "labels")
-        return {
-            "input_ids": _padded_table(ids, lengths, self.pad_token_id),
-            "attention_mask": torch.from_numpy(_is_real(lengths).astype(np.int64)),
-            "labels": _padded_table(labels, label_lengths, IGNORED_LABEL),
-        }
+        input_ids, mask = _padded_table(ids, lengths, self.pad_token_id)
+        labels, _ = _padded_table(*_concatenated(rows, "labels"), IGNORED_LABEL)
+        return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
 
 
 def filled_up(
@@ -288,14 +285,13 @@ def filled_up(
 
 def padded(sequences: Sequence[Sequence[int]], value: int) -> Tensor:
     """Sequences of ids as one `(B, L)` int64 tensor, padded on the right with `value`."""
-    lengths = np.array([len(sequence) for sequence in sequences])
-    return _padded_table(np.concatenate(sequences), lengths, value)
+    return padded_with_mask(sequences, value)[0]
 
 
 def padded_with_mask(sequences: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
     """`padded`, and its attention mask `(B, L)` int64: 1 where a row has a token."""
     lengths = np.array([len(sequence) for sequence in sequences])
-    return padded(sequences, value), torch.from_numpy(_is_real(lengths).astype(np.int64))
+    return _padded_table(np.concatenate(sequences), lengths, value)
 
 
 def _concatenated(rows: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -307,15 +303,12 @@ def _concatenated(rows: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(sequences), np.array([len(sequence) for sequence in sequences])
 
 
-def _is_real(lengths: np.ndarray) -> np.ndarray:
-    """`(B, L)` bool: True where a row has a token, False where it is padded."""
-    return np.arange(lengths.max()) < lengths[:, None]
-
-
-def _padded_table(ids: np.ndarray, lengths: np.ndarray, value: int) -> Tensor:
-    table = np.full((len(lengths), lengths.max()), value, dtype=np.int64)
-    table[_is_real(lengths)] = ids
-    return torch.from_numpy(table)
+def _padded_table(ids: np.ndarray, lengths: np.ndarray, value: int) -> tuple[Tensor, Tensor]:
+    """Rows of `(B,)` lengths as `(B, L)`, padded with `value`, and their mask, both int64."""
+    is_real = np.arange(lengths.max()) < lengths[:, None]
+    table = np.full(is_real.shape, value, dtype=np.int64)
+    table[is_real] = ids
+    return torch.from_numpy(table), torch.from_numpy(is_real.astype(np.int64))
 
 
 # --- rows of equal size --------------------------------------------------------------------------

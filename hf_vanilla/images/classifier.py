@@ -162,21 +162,17 @@ def classify_files(request: ImageRequest) -> None:
             table.writerow(["path", *names, "error"])
         for result in passing:
             if options.format == "csv":
-                table.writerow(cells_of(result, top_k))
+                cells: list[str] = [result.name]
+                for guess in result.result or ():
+                    cells += [guess.label, f"{guess.probability:.6f}"]
+                cells += [""] * (1 + 2 * top_k - len(cells)) + [result.error or ""]
+                # a path that is no UTF-8 has surrogates, which cannot be written
+                cells = [os.fsencode(cell).decode(errors="backslashreplace") for cell in cells]
+                table.writerow(cells)
             else:
                 entry = {"path": result.name, "labels": [vars(g) for g in result.result or ()]}
                 error = {"error": result.error} if result.error else {}
                 file.write(json.dumps(entry | error) + "\n")
-
-
-def cells_of(result: FileResult[tuple[Guess, ...]], top_k: int) -> list[str]:
-    """One result as a row of a CSV file."""
-    cells: list[str] = [result.name]
-    for guess in result.result or ():
-        cells += [guess.label, f"{guess.probability:.6f}"]
-    cells += [""] * (1 + 2 * top_k - len(cells)) + [result.error or ""]
-    # a path that is no UTF-8 has surrogates, which cannot be written
-    return [os.fsencode(cell).decode(errors="backslashreplace") for cell in cells]
 
 
 # --- attention -----------------------------------------------------------------------------------

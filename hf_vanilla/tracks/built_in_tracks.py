@@ -4,7 +4,6 @@ Cars of junctions drive on the right. Arms are numbered 0 to 3 against the clock
 arm to the right is i + 1, straight on is i + 2, to the left i + 3. Shapes: S scenes, L steps.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -237,7 +236,7 @@ def junctions(*, scenes: int, seed: int) -> Junctions:
 
     tracks = np.stack((first, second, third), axis=1)
     tracks = tracks + draw.normal(0, NOISE, tracks.shape)
-    maps = tuple(_with_lights(_maps(layout), layout, arm, situation == YIELD, seed))
+    maps = _maps(layout, arm, situation == YIELD, seed)
 
     # a generator of their own leaves the tracks as they are without kinds and sizes
     draw = np.random.default_rng((3, seed))
@@ -245,35 +244,6 @@ def junctions(*, scenes: int, seed: int) -> Junctions:
     sizes = KIND_SIZES[kind] * draw.uniform(0.9, 1.1, (scenes, JUNCTION_CARS, 1))
     kinds = np.array(CAR_KINDS, object)[kind]
     return Junctions(tracks, maps, kinds, sizes, situation, brakes, branch, branches, odds)
-
-
-def _with_lights(
-    maps: list[RoadMap], layout: Layout, arm: np.ndarray, has_to_stop: np.ndarray, seed: int
-) -> Iterator[RoadMap]:
-    """Every second junction has lights where its lanes come in; they change once.
-
-    Then they are red for the arriving car where it has to stop for one from the right, else green,
-    and the opposite on the crossing arms.
-    """
-    draw = np.random.default_rng((4, seed))  # a generator of its own, as of kinds and sizes
-    has_lights = draw.random(len(maps)) < 0.5
-    is_after = np.arange(JUNCTION_STEPS) >= draw.integers(0, 5, (len(maps), 1))
-    red, yellow, green = (LIGHT_STATES.index(name) for name in ("red", "yellow", "green"))
-    edge = np.zeros((len(maps), 1))
-    places = [_in_lane(layout, np.full(len(maps), number), edge) for number in range(4)]
-    points = np.concatenate(places, axis=1)  # (S, 4, 2)
-    for scene, road in enumerate(maps):
-        if not has_lights[scene]:
-            yield road
-            continue
-        arms = np.flatnonzero(np.arange(4) != layout.closed[scene])
-        stops = ((arms - arm[scene]) % 2 == 1) != has_to_stop[scene]
-        states = np.where(
-            stops[:, None],
-            np.where(is_after[scene], red, yellow),
-            np.where(is_after[scene], green, red),
-        )
-        yield replace(road, light_points=points[scene, arms], light_states=states)
 
 
 def _turns(
@@ -350,16 +320,28 @@ def _in_lane(layout: Layout, arm: np.ndarray, distance: np.ndarray) -> np.ndarra
     )
 
 
-def _maps(layout: Layout) -> list[RoadMap]:
-    """Two lanes per arm; a closed side has a boundary."""
+def _maps(
+    layout: Layout, arm: np.ndarray, has_to_stop: np.ndarray, seed: int
+) -> tuple[RoadMap, ...]:
+    """Two lanes per arm, and a boundary at a closed side.
+
+    Every second junction has lights where its lanes come in; they change once. Then they are red
+    for the arriving car where it has to stop for one from the right, else green, and the opposite
+    on the crossing arms.
+
+    Args:
+        layout: of the junctions.
+        arm: `(S,)` the arriving car comes from.
+        has_to_stop: `(S,)` bool.
+        seed: of the lights.
+    """
     distances = np.array(LANE_DISTANCES) - EDGE
     lane, boundary = LANE_KINDS.index("lane"), LANE_KINDS.index("boundary")
-    shape = (len(layout.angle), len(distances))
-    lines, is_there, kinds = [], [], []
+    count, shape = len(arm), (len(arm), len(distances))
+    lines, is_there, kinds, ends = [], [], [], []
     for number in range(4):
-        arm = np.full(shape[0], number)
-        out = layout.arm(arm)
-        coming = _in_lane(layout, arm, np.broadcast_to(distances, shape))
+        out = layout.arm(np.full(count, number))
+        coming = _in_lane(layout, np.full(count, number), np.broadcast_to(distances, shape))
         going = coming[:, ::-1] + 2 * OFFSET * _right_of(out)[:, None]
         side = np.array((-EDGE, 0, EDGE))[None, :, None] * _right_of(out)[:, None]
         wall = layout.middle + EDGE * out[:, None] + side
@@ -367,8 +349,26 @@ def _maps(layout: Layout) -> list[RoadMap]:
         lines += [coming, going, wall]
         is_there += [is_open, is_open, ~is_open]
         kinds += [lane, lane, boundary]
+        ends.append(_in_lane(layout, np.full(count, number), np.zeros((count, 1))))
     points, found, of_line = np.stack(lines, 1), np.stack(is_there, 1), np.array(kinds)
-    return [
-        RoadMap(points[s][there], np.ones((there.sum(), shape[1]), bool), of_line[there])
-        for s, there in enumerate(found)
-    ]
+    lights = np.concatenate(ends, axis=1)  # (S, 4, 2)
+
+    draw = np.random.default_rng((4, seed))  # a generator of its own, as of kinds and sizes
+    has_lights = draw.random(count) < 0.5
+    is_after = np.arange(JUNCTION_STEPS) >= draw.integers(0, 5, (count, 1))
+    red, yellow, green = (LIGHT_STATES.index(name) for name in ("red", "yellow", "green"))
+    roads = []
+    for scene, there in enumerate(found):
+        is_point = np.ones((there.sum(), shape[1]), bool)
+        road = RoadMap(points[scene][there], is_point, of_line[there])
+        if has_lights[scene]:
+            arms = np.flatnonzero(np.arange(4) != layout.closed[scene])
+            stops = ((arms - arm[scene]) % 2 == 1) != has_to_stop[scene]
+            states = np.where(
+                stops[:, None],
+                np.where(is_after[scene], red, yellow),
+                np.where(is_after[scene], green, red),
+            )
+            road = replace(road, light_points=lights[scene, arms], light_states=states)
+        roads.append(road)
+    return tuple(roads)
