@@ -184,7 +184,8 @@ def _write(tables: Iterator[pyarrow.Table], options: ForecastOptions) -> None:
     first = next(tables, None)
     if first is None:
         raise ValueError(
-            f"{options.input}: no agent has {options.least_observed} steps: lower --least_observed"
+            f"{options.input}: no agent has {options.least_observed} observed steps: lower "
+            "--least_observed"
         )
     is_parquet = options.output is not None and options.output.lower().endswith(".parquet")
     target = nullcontext(None) if options.output is None else whole_file(Path(options.output))
