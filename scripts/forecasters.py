@@ -38,7 +38,7 @@ from hf_vanilla.tracks.evaluation import (
 )
 from hf_vanilla.tracks.forecaster import load_forecaster, predict
 from hf_vanilla.tracks.layout import scene_batches
-from hf_vanilla.tracks.protocol import Protocol
+from hf_vanilla.tracks.scores import Protocol
 from hf_vanilla.tracks.windows import Windows
 
 logger = logging.getLogger(__name__)

@@ -258,12 +258,9 @@ class PairCollator:
         if isinstance(rows, list) and hasattr(rows[0], "column_names"):
             (rows,) = rows  # DataLoader's list of one item, and the item is a whole batch
         ids, lengths = _concatenated(rows, "input_ids")
-        labels, label_lengths = _concatenated(rows, "labels")
-        return {
-            "input_ids": _padded_table(ids, lengths, self.pad_token_id),
-            "attention_mask": torch.from_numpy(_is_real(lengths).astype(np.int64)),
-            "labels": _padded_table(labels, label_lengths, IGNORED_LABEL),
-        }
+        input_ids, mask = _padded_table(ids, lengths, self.pad_token_id)
+        labels, _ = _padded_table(*_concatenated(rows, "labels"), IGNORED_LABEL)
+        return {"input_ids": input_ids, "attention_mask": mask, "labels": labels}
 
 
 def filled_up(
@@ -288,14 +285,13 @@ def filled_up(
 
 def padded(sequences: Sequence[Sequence[int]], value: int) -> Tensor:
     """Sequences of ids as one `(B, L)` int64 tensor, padded on the right with `value`."""
-    lengths = np.array([len(sequence) for sequence in sequences])
-    return _padded_table(np.concatenate(sequences), lengths, value)
+    return padded_with_mask(sequences, value)[0]
 
 
 def padded_with_mask(sequences: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
     """`padded`, and its attention mask `(B, L)` int64: 1 where a row has a token."""
     lengths = np.array([len(sequence) for sequence in sequences])
-    return padded(sequences, value), torch.from_numpy(_is_real(lengths).astype(np.int64))
+    return _padded_table(np.concatenate(sequences), lengths, value)
 
 
 def _concatenated(rows: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -307,15 +303,12 @@ def _concatenated(rows: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(sequences), np.array([len(sequence) for sequence in sequences])
 
 
-def _is_real(lengths: np.ndarray) -> np.ndarray:
-    """`(B, L)` bool: True where a row has a token, False where it is padded."""
-    return np.arange(lengths.max()) < lengths[:, None]
-
-
-def _padded_table(ids: np.ndarray, lengths: np.ndarray, value: int) -> Tensor:
-    table = np.full((len(lengths), lengths.max()), value, dtype=np.int64)
-    table[_is_real(lengths)] = ids
-    return torch.from_numpy(table)
+def _padded_table(ids: np.ndarray, lengths: np.ndarray, value: int) -> tuple[Tensor, Tensor]:
+    """Rows of `(B,)` lengths as `(B, L)`, padded with `value`, and their mask, both int64."""
+    is_real = np.arange(lengths.max()) < lengths[:, None]
+    table = np.full(is_real.shape, value, dtype=np.int64)
+    table[is_real] = ids
+    return torch.from_numpy(table), torch.from_numpy(is_real.astype(np.int64))
 
 
 # --- rows of equal size --------------------------------------------------------------------------
@@ -326,22 +319,24 @@ class RowOrder:
     """Micro-batches of equal size, epoch after epoch without a gap.
 
     Attributes:
-        rows: how many there are.
+        rows: how many there are; None: endlessly many, which come by their numbers.
         size: rows of a micro-batch.
         seed: of the order.
         unit: what a row is, in the plural.
     """
 
-    rows: int
+    rows: int | None
     size: int
     seed: int
     unit: str = "rows"
 
     def __getitem__(self, number: int) -> list[int]:
         """Row numbers of micro-batch `number` of the run."""
-        first = number * self.size
-        indices = (divmod(index, self.rows) for index in range(first, first + self.size))
-        return [int(shuffled(self.rows, self.seed, epoch)[row]) for epoch, row in indices]
+        indices = range(number * self.size, (number + 1) * self.size)
+        if self.rows is None:
+            return list(indices)
+        places = (divmod(index, self.rows) for index in indices)
+        return [int(shuffled(self.rows, self.seed, epoch)[row]) for epoch, row in places]
 
     def describe(self) -> str:
         """The size in words."""

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -70,8 +70,7 @@ def load_image_processor(name: str) -> Any:
         return load_saved(AutoImageProcessor, name)
     except OSError:
         raise ValueError(
-            f"{name} has no image processor: put the preprocessor_config.json of its training "
-            "beside it"
+            f"{name} has no image processor: put its preprocessor_config.json beside it"
         ) from None
 
 
@@ -122,28 +121,24 @@ def results_of_files(
     """
     remaining = iter(paths)
     while batch := list(islice(remaining, batch_size)):
-        errors: dict[str, ImageError] = {}
+        errors: dict[str, str] = {}
         results = iter(results_of(_opened(batch, errors)))
         for path in batch:
-            if path in errors:
-                yield FileResult(path, error=str(errors[path]))
-            else:
-                yield FileResult(path, next(results))
+            error = errors.get(path)
+            yield FileResult(path, next(results) if error is None else None, error)
 
 
-def _opened(paths: Iterable[str], errors: dict[str, ImageError]) -> "Iterator[Image]":
+def _opened(paths: Iterable[str], errors: dict[str, str]) -> "Iterator[Image]":
     """The readable images; of the others the errors, by path."""
     for path in paths:
         try:
             image = open_image(path)
         except FileNotFoundError:
-            errors[path] = ImageError(f"{path}: no such file")
+            errors[path] = f"{path}: no such file"
         except IsADirectoryError:
-            errors[path] = ImageError(
-                f"{path} is a folder: give files, or the folder as an argument"
-            )
+            errors[path] = f"{path} is a folder: give files, or the folder as an argument"
         except ImageError as error:
-            errors[path] = error
+            errors[path] = str(error)
         else:
             yield image
 
@@ -198,8 +193,7 @@ def check_processor(processor: Any, resample: int | None = None) -> None:
             )
     if abs(255 * processor.rescale_factor - 1) > 1e-6:
         raise ValueError(
-            f"the image processor has rescale_factor={processor.rescale_factor}: training scales "
-            "by 1/255"
+            f"the image processor has rescale_factor={processor.rescale_factor}: training has 1/255"
         )
 
 
@@ -274,20 +268,32 @@ def image_paths(paths: Iterable[str]) -> Iterator[str]:
             yield path
 
 
-def reported(
-    results: Iterable[FileResult], unreadable: list[str], request: ImageRequest
-) -> Iterator[FileResult]:
-    """The same results; warns of unreadable images and logs their number at the end.
+@contextmanager
+def output_and_results(
+    request: ImageRequest, results: Iterable[FileResult]
+) -> Iterator[tuple[TextIO, Iterator[FileResult]]]:
+    """Stdout, or a file that is written completely or not at all; and the results to write.
 
-    Args:
-        results: of image files.
-        unreadable: gets the paths of these images, for `refuse_unreadable` after the output.
-        request: whether to end at the first unreadable image, and which paths were given.
+    Warns of unreadable images while results pass, and logs their number at the end.
 
     Raises:
-        ImageError: an image is unreadable and `request` says to end there, or the folders have no
-            images.
+        ImageError: an image is unreadable: after the output, or at once if `request` says so; or
+            the folders have no images.
     """
+    unreadable: list[str] = []
+    with ExitStack() as stack:
+        file = sys.stdout
+        if request.options.output is not None:
+            unfinished = stack.enter_context(whole_file(Path(request.options.output)))
+            file = stack.enter_context(open(unfinished, "w", encoding="utf-8", newline=""))
+        yield file, _reported(results, unreadable, request)
+    if unreadable:
+        raise ImageError(f"unreadable images: {len(unreadable)}, the first is {unreadable[0]}")
+
+
+def _reported(
+    results: Iterable[FileResult], unreadable: list[str], request: ImageRequest
+) -> Iterator[FileResult]:
     count = 0
     is_listed = request.options.output is None and sys.stdout.isatty()  # lines are shown instead
     for result in progress_bar(results, text="Reading", unit="images", is_hidden=is_listed):
@@ -302,26 +308,3 @@ def reported(
         endings = ", ".join(sorted(IMAGE_SUFFIXES))
         raise ImageError(f"{', '.join(request.paths)}: no files ending in {endings}")
     logger.info("%d images, %d of them unreadable", count, len(unreadable))
-
-
-def refuse_unreadable(unreadable: Sequence[str]) -> None:
-    """End a command whose output is complete but for these images.
-
-    Raises:
-        ImageError: there is one.
-    """
-    if unreadable:
-        raise ImageError(f"unreadable images: {len(unreadable)}, the first is {unreadable[0]}")
-
-
-@contextmanager
-def output_file(output: str | None) -> Iterator[TextIO]:
-    """Stdout, or a file that is written completely or not at all."""
-    if output is None:
-        yield sys.stdout
-        return
-    with (
-        whole_file(Path(output)) as unfinished,
-        open(unfinished, "w", encoding="utf-8", newline="") as file,
-    ):
-        yield file

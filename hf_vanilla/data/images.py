@@ -315,19 +315,21 @@ def changed_images(before: Sequence[int], now: np.ndarray) -> int:
     return max((old - new).total(), (new - old).total())
 
 
-@dataclass(frozen=True)
 class ImageCells:
-    """A column of a Hub dataset, whose cells hold the bytes of a file or its path.
+    """A column of images of a Hub dataset, each decoded when it is read.
 
-    Attributes:
+    Args:
         rows: of the dataset.
-        column: of images that are not decoded.
+        column: its name.
         origin: for messages.
     """
 
-    rows: Any
-    column: str
-    origin: str
+    def __init__(self, rows: Any, column: str, origin: str) -> None:
+        from datasets import Image
+
+        # a cell then holds the bytes of a file or its path
+        self.rows = rows.cast_column(column, Image(decode=False)).select_columns([column])
+        self.column, self.origin = column, origin
 
     def __call__(self, row: int) -> "Image":
         """The image of a row in three channels."""
@@ -343,14 +345,6 @@ class ImageCells:
         if cell is None:
             raise ImageError(f"{self.origin}[{row}] has no image: leave the row out")
         return cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"])
-
-
-def image_cells(rows: Any, column: str, origin: str) -> ImageCells:
-    """The images of a column of a Hub dataset, without decoding them."""
-    from datasets import Image
-
-    undecoded = rows.cast_column(column, Image(decode=False)).select_columns([column])
-    return ImageCells(undecoded, column, origin)
 
 
 # --- inside ------------------------------------------------------------------------------------
@@ -416,9 +410,8 @@ def _built_in_digits(split: str) -> LabelledImages:
         ) from None
     digits = load_digits()
     images = digit_images(digits.images, digits.target, origin=BUILT_IN_DIGITS)
-    half = len(images) // 2
-    parts = {"train": range(len(images)), "first_half": range(half)}
-    parts["second_half"] = range(half, len(images))
+    count, half = len(images), len(images) // 2
+    parts = {"train": range(count), "first_half": range(half), "second_half": range(half, count)}
     if split not in parts:
         raise ValueError(f"split={split!r}: the digits have {', '.join(parts)}")
     return images.subset(parts[split])
@@ -448,7 +441,7 @@ def _from_hub(name: str, split: str, image_column: str, label_column: str) -> La
         labels=np.asarray(numbers, dtype=np.int64),
         label_names=tuple(names),
         names=[f"{name}[{row}]" for row in range(len(rows))],
-        open=image_cells(rows, image_column, name),
+        open=ImageCells(rows, image_column, name),
         origin=name,
         fingerprints=_fingerprints([rows._fingerprint.encode()] * len(rows), range(len(rows))),
     )

@@ -22,10 +22,8 @@ from hf_vanilla.data.image_models import (
     eager_attention,
     image_paths,
     load_image_model,
-    output_file,
+    output_and_results,
     read_image_request,
-    refuse_unreadable,
-    reported,
     results_of_files,
 )
 from hf_vanilla.options import option
@@ -157,30 +155,24 @@ def classify_files(request: ImageRequest) -> None:
     results = classifier.classify(
         image_paths(request.paths), top_k=top_k, batch_size=options.batch_size
     )
-    unreadable: list[str] = []
-    with output_file(options.output) as file:
+    with output_and_results(request, results) as (file, passing):
         table = csv.writer(file, lineterminator="\n")
         if options.format == "csv":
             names = [f"{name}_{rank}" for rank in range(1, top_k + 1) for name in ("label", "p")]
             table.writerow(["path", *names, "error"])
-        for result in reported(results, unreadable, request):
+        for result in passing:
             if options.format == "csv":
-                table.writerow(cells_of(result, top_k))
+                cells: list[str] = [result.name]
+                for guess in result.result or ():
+                    cells += [guess.label, f"{guess.probability:.6f}"]
+                cells += [""] * (1 + 2 * top_k - len(cells)) + [result.error or ""]
+                # a path that is no UTF-8 has surrogates, which cannot be written
+                cells = [os.fsencode(cell).decode(errors="backslashreplace") for cell in cells]
+                table.writerow(cells)
             else:
                 entry = {"path": result.name, "labels": [vars(g) for g in result.result or ()]}
                 error = {"error": result.error} if result.error else {}
                 file.write(json.dumps(entry | error) + "\n")
-    refuse_unreadable(unreadable)
-
-
-def cells_of(result: FileResult[tuple[Guess, ...]], top_k: int) -> list[str]:
-    """One result as a row of a CSV file."""
-    cells: list[str] = [result.name]
-    for guess in result.result or ():
-        cells += [guess.label, f"{guess.probability:.6f}"]
-    cells += [""] * (1 + 2 * top_k - len(cells)) + [result.error or ""]
-    # a path that is no UTF-8 has surrogates, which cannot be written
-    return [os.fsencode(cell).decode(errors="backslashreplace") for cell in cells]
 
 
 # --- attention -----------------------------------------------------------------------------------

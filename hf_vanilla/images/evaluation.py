@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hf_vanilla.data.images import (
-    BUILT_IN_DIGITS,
-    ImageError,
-    LabelledImages,
-    load_images,
-)
+from hf_vanilla.data.images import BUILT_IN_DIGITS, ImageError, LabelledImages, load_images
 from hf_vanilla.options import Options, option, progress_bar
 from hf_vanilla.plots.figures import check_output
 

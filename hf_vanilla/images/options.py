@@ -31,9 +31,7 @@ class ImageDataOptions(Augmentation):  # its options have no section
         chooses_data=True,
     )
     train_split: str | None = option(
-        None,
-        "split to train on; default: train, of the built-in digits first_half",
-        of_data=True,
+        None, "split to train on; default: train, of the built-in digits first_half", of_data=True
     )
     validation: str | None = option(
         None, "images to validate on; default: another split of the dataset", of_data=True

@@ -4,6 +4,7 @@ Shapes: P patches in R rows and K columns, D `d_model`.
 """
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +13,7 @@ from torch import Tensor, nn
 
 from hf_vanilla.data.images import open_image
 from hf_vanilla.options import Options, option
-from hf_vanilla.plots.figures import (
-    check_output,
-    figure_style,
-    image_panels,
-    save_figure,
-    show_image,
-)
+from hf_vanilla.plots.figures import check_output, saved_panels, show_image
 
 from .classifier import PatchAttention, load_classifier, patch_attention
 
@@ -60,16 +55,29 @@ def plot_patches(options: PlotPatchesOptions) -> Path:
     classifier = load_classifier(options.model, device="cpu")
     embeddings = classifier.model.model.embeddings
     if options.kind == "positions":
-        save_positions(position_similarity(embeddings.positions, embeddings.config.grid), path)
+        similarity = position_similarity(embeddings.positions, embeddings.config.grid)
+        rows, columns = similarity.shape[:2]
+        title = "cosine of a patch's position with all others"
+        with saved_panels(path, rows * columns, columns, inches=0.7, title=title) as panels:
+            for panel, values in zip(panels, similarity.flatten(0, 1), strict=True):
+                panel.imshow(values.numpy(), vmin=-1, vmax=1)
     elif options.kind == "filters":
-        save_filters(patch_filters(embeddings.patch_projection.weight, MOST_FILTERS), path)
+        filters = patch_filters(embeddings.patch_projection.weight, MOST_FILTERS)
+        title = "main directions of the patch projection"
+        with saved_panels(path, len(filters), 8, inches=0.7, title=title) as panels:
+            for panel, values in zip(panels, filters, strict=True):
+                panel.imshow(values.permute(1, 2, 0).numpy())
     else:
         image = open_image(str(options.image))
         attention = patch_attention(classifier, image)
         if getattr(classifier.processor, "do_center_crop", None):
             image = classifier.seen(image)  # patches are of the part that is cut out
         if options.kind == "rollout":
-            save_rollout(image, attention, path)
+            with saved_panels(path, 2, 2, inches=3.0) as (left, right):
+                show_image(left, image)
+                left.set_title("image")
+                show_image(right, image, attention.rollout)
+                right.set_title("attention rollout of the class token")
         else:
             save_patch_attention(image, attention, path, layer=options.layer)
     return path
@@ -106,7 +114,6 @@ def patch_filters(projection: Tensor, count: int) -> Tensor:
     return ((filters - low) / (high - low).clamp(min=1e-12)).view(-1, *projection.shape[1:])
 
 
-@figure_style()
 def save_patch_attention(
     image: "Image", attention: PatchAttention, path: Path, *, layer: int | None = None
 ) -> None:
@@ -127,47 +134,13 @@ def save_patch_attention(
         if not -len(weights) <= layer < len(weights):
             raise ValueError(f"layer={layer}: the model has layers 0 to {len(weights) - 1}")
         layers = range(len(weights))[layer:][:1]
-    figure, panels = image_panels(len(layers), weights.shape[1], inches=1.4)
-    for row, number in enumerate(layers):
-        for head, panel in enumerate(panels[row]):
+    guess, heads = attention.guesses[0], weights.shape[1]
+    title = f"attention of the class token; {guess.label}: {guess.probability:.2f}"
+    with saved_panels(path, len(layers) * heads, heads, inches=1.4, title=title) as panels:
+        places = product(layers, range(heads))
+        for panel, (number, head) in zip(panels, places, strict=True):
             show_image(panel, image, weights[number, head])
             panel.set_title(f"layer {number}, head {head}", fontsize=7)
-    guess = attention.guesses[0]
-    figure.suptitle(f"attention of the class token; {guess.label}: {guess.probability:.2f}")
-    save_figure(figure, path)
-
-
-@figure_style()
-def save_rollout(image: "Image", attention: PatchAttention, path: Path) -> None:
-    """Save the image beside its attention rollout through all layers."""
-    figure, panels = image_panels(1, 2, inches=3.0)
-    show_image(panels[0][0], image)
-    panels[0][0].set_title("image")
-    show_image(panels[0][1], image, attention.rollout)
-    panels[0][1].set_title("attention rollout of the class token")
-    save_figure(figure, path)
-
-
-@figure_style()
-def save_positions(similarity: Tensor, path: Path) -> None:
-    """Save the cosine of each position with all others: one panel for each patch."""
-    rows, columns = similarity.shape[:2]
-    figure, panels = image_panels(rows, columns, inches=0.7)
-    for panel, values in zip(panels.flat, similarity.flatten(0, 1), strict=True):
-        panel.imshow(values.numpy(), vmin=-1, vmax=1)
-    figure.suptitle("cosine of a patch's position with all others")
-    save_figure(figure, path)
-
-
-@figure_style()
-def save_filters(filters: Tensor, path: Path) -> None:
-    """Save the main directions of the patch projection as small images."""
-    columns = 8
-    figure, panels = image_panels(-(-len(filters) // columns), columns, inches=0.7)
-    for panel, values in zip(panels.flat, filters, strict=False):
-        panel.imshow(values.permute(1, 2, 0).numpy())
-    figure.suptitle("main directions of the patch projection")
-    save_figure(figure, path)
 
 
 def check_classes_fit(count: int) -> None:
@@ -180,7 +153,6 @@ def check_classes_fit(count: int) -> None:
         raise ValueError(f"{count} classes do not fit into a figure: at most {MOST_CLASSES}")
 
 
-@figure_style()
 def save_confusion(confusion: Tensor, label_names: tuple[str, ...], path: Path) -> None:
     """Save how often each class was taken for each other.
 
@@ -194,17 +166,14 @@ def save_confusion(confusion: Tensor, label_names: tuple[str, ...], path: Path) 
     """
     count = len(label_names)
     check_classes_fit(count)
-    side = min(12.0, 2.5 + 0.35 * count)
-    figure, panels = image_panels(1, 1, inches=side)
-    panel, shares = panels[0][0], confusion / confusion.sum(1, keepdim=True).clamp(min=1)
-    panel.set_axis_on()
-    panel.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
-    panel.set_xticks(range(count), label_names, rotation=90)
-    panel.set_yticks(range(count), label_names)
-    panel.set_xlabel("most probable class")
-    panel.set_ylabel("true class")
-    for row, column in confusion.nonzero().tolist():
-        color = "white" if shares[row, column] > 0.5 else "black"
-        text = str(int(confusion[row, column]))
-        panel.text(column, row, text, ha="center", va="center", color=color, fontsize=7)
-    save_figure(figure, path)
+    shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
+    with saved_panels(path, 1, inches=min(12.0, 2.5 + 0.35 * count)) as (panel,):
+        panel.set_axis_on()
+        panel.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+        panel.set_xticks(range(count), label_names, rotation=90)
+        panel.set_yticks(range(count), label_names)
+        panel.set(xlabel="most probable class", ylabel="true class")
+        for row, column in confusion.nonzero().tolist():
+            color = "white" if shares[row, column] > 0.5 else "black"
+            text = str(int(confusion[row, column]))
+            panel.text(column, row, text, ha="center", va="center", color=color, fontsize=7)

@@ -3,8 +3,9 @@
 Shapes: B batch, H x W pixels.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,71 +17,160 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.batching import RowOrder
-from hf_vanilla.data.image_models import label_fields, normalised
-from hf_vanilla.data.images import ImageError
+from hf_vanilla.data.image_models import (
+    check_channels,
+    check_processor,
+    label_fields,
+    load_image_processor,
+    log_sets,
+    normalised,
+)
+from hf_vanilla.data.images import (
+    BUILT_IN_DIGITS,
+    VALIDATION_NAMES,
+    ImageError,
+    LabelledImages,
+    changed_images,
+    check_classes,
+    load_images,
+)
+from hf_vanilla.hub.card import model_card
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.training.processes import sum_over_processes, validation_bar
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import (
-    Batch,
-    Validation,
-    Work,
-    data_fingerprint,
-    micro_batch_size,
-)
+from hf_vanilla.training.task import Batch, RowTask, Validation, Work, data_fingerprint
 
-from .batches import IGNORED_LABEL, ImageReader, augment
-from .card import image_card
-from .data import FINGERPRINT_FILE, Images, prepare_images, unreadable_images
+from .batches import IGNORED_LABEL, ImageReader, augment, image_processor, pixel_statistics
+from .card import CARD
 from .options import ImageDataOptions
 from .trainer import with_new_head
 
+logger = logging.getLogger(__name__)
+
+FINGERPRINT_FILE = "image_fingerprints.npy"
+HELD_OUT_SEED = 5
+
 
 def prepare(recipe: Recipe) -> "ImageClassificationTask":
-    """Find the images of a recipe and measure them.
+    """Find training and validation images, check their classes, measure the training images.
 
     Raises:
-        ValueError: the images do not match the recipe.
+        ValueError: the images do not match the recipe, or an earlier run in its folder.
         OSError: nothing is found under a name.
     """
-    return ImageClassificationTask(recipe, prepare_images(recipe))
+    options: ImageDataOptions = recipe.data
+    config = recipe.config()
+    check_channels(config.num_channels)
+    train, validation = training_and_validation(options)
+    check_classes(train)
+    check_unchanged(train, Path(recipe.train.output_dir))
+    size, start = config.image_height_width, recipe.train.initial_model
+    how: dict[str, Any] = {"stop_at_errors": options.stop_at_unreadable}
+    if start is not None:
+        processor = load_image_processor(start)
+        check_processor(processor)
+        processor.size = {"height": size[0], "width": size[1]}
+        processor.do_center_crop = False  # training resizes the whole image, so use does too
+        how["resample"] = int(processor.resample)
+    reader = ImageReader(train, size, **how)
+    if start is None:
+        processor = image_processor(size, *pixel_statistics(reader))
+    log_sets(train, validation)
+    unseen = None if validation is None else ImageReader(validation, size, **how)
+    return ImageClassificationTask(recipe, reader, unseen, processor)
+
+
+def training_and_validation(
+    options: ImageDataOptions,
+) -> tuple[LabelledImages, LabelledImages | None]:
+    """The two parts of the data.
+
+    Raises:
+        ValueError: validation images have no label or a class that training images lack, or the
+            data have no such split.
+        OSError: nothing is found under a name.
+    """
+    columns = {"image_column": options.image_column, "label_column": options.label_column}
+    is_digits = options.dataset == BUILT_IN_DIGITS
+    train_split = options.train_split or ("first_half" if is_digits else "train")
+    train = load_images(options.dataset, train_split, **columns)
+    source, validation_split = options.validation or options.dataset, options.validation_split
+    if validation_split is None and options.validation is None:
+        folders = (name for name in VALIDATION_NAMES if (Path(options.dataset) / name).is_dir())
+        validation_split = "second_half" if is_digits else next(folders, None)
+        if validation_split is None:
+            count = round(len(train) * options.validation_share)
+            if not count:
+                return train, None
+            rows = np.random.default_rng(HELD_OUT_SEED).permutation(len(train))
+            return train.subset(np.sort(rows[count:])), train.subset(np.sort(rows[:count]))
+    split = validation_split or ("train" if source == BUILT_IN_DIGITS else "validation")
+    validation = load_images(source, split, **columns, label_names=train.label_names).relabelled(
+        train.label_names
+    )
+    is_other = options.validation is not None or split == train_split
+    if not is_other and np.array_equal(validation.fingerprints, train.fingerprints):
+        raise ValueError(
+            f"validation_split={split!r}: {train.origin} has no such split, and would be validated "
+            "on its training images: give validation or validation_share"
+        )
+    return train, validation
+
+
+def unreadable_images(readers: Iterable[ImageReader | None]) -> str:
+    """Warn of the images that were left out; returns the sentences for the model card."""
+    messages = [message for reader in readers if reader and (message := reader.left_out())]
+    for message in messages:
+        logger.warning("%s", message)
+    return "".join(f" {message}." for message in messages)
+
+
+def check_unchanged(train: LabelledImages, output_dir: Path) -> None:
+    """Refuse to resume a run whose training images changed.
+
+    Raises:
+        ValueError: some differ; the message counts them.
+    """
+    path = output_dir / FINGERPRINT_FILE
+    if not path.is_file():
+        return
+    changed = changed_images(np.load(path, allow_pickle=False).tolist(), train.fingerprints)
+    if changed:
+        raise ValueError(
+            f"{changed:,} of {len(train):,} images of {train.origin} changed since the run in "
+            f"{output_dir} began: restore them, or choose another output_dir"
+        )
 
 
 @dataclass(frozen=True)
-class ImageClassificationTask:
+class ImageClassificationTask(RowTask):
     """A prepared run of image classification; see `hf_vanilla.training.task.Task`.
 
     Attributes:
-        recipe: data, model and training.
-        images: training and validation images with their statistics.
+        train: reads training images.
+        validation: reads validation images; None where there are none.
+        processor: transformers' image processor, with the statistics of the training images or
+            of the initial model.
     """
 
-    recipe: Recipe
-    images: Images
+    train: ImageReader
+    validation: ImageReader | None
+    processor: Any
+    rows: ClassVar[str] = "images"
     items: ClassVar[str] = "images"
     counted: ClassVar[tuple[str, ...]] = ("images",)
     shown_count: ClassVar[str] = "images"
     has_few_shapes: ClassVar[bool] = True
 
     @property
-    def options(self) -> ImageDataOptions:
-        """The recipe's data options."""
-        return self.recipe.data
-
-    @property
-    def has_validation(self) -> bool:
-        """Whether there are validation images."""
-        return self.images.validation is not None
-
-    @property
-    def micro_batches(self) -> int:
-        """Micro-batches in one step."""
-        return self.options.images_per_step // self.options.images_per_batch
+    def statistics(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of each channel, of values in [0, 1]."""
+        return self.processor.image_mean, self.processor.image_std
 
     def model(self) -> PreTrainedModel:
         """A model for the classes of the training images, new or from the initial model."""
-        names = self.images.train.images.label_names
+        names = self.train.images.label_names
         config = self.recipe.config(**label_fields(names))
         start = self.recipe.train.initial_model
         if start is not None:
@@ -89,8 +179,8 @@ class ImageClassificationTask:
 
     def facts(self) -> dict[str, str]:
         """Fingerprints of the images, and the classes."""
-        facts = {"classes": ", ".join(self.images.train.images.label_names[:1000])}
-        parts = {"training": self.images.train, "validation": self.images.validation}
+        facts = {"classes": ", ".join(self.train.images.label_names[:1000])}
+        parts = {"training": self.train, "validation": self.validation}
         for part, reader in parts.items():
             if reader is not None:
                 read = reader.images
@@ -104,17 +194,14 @@ class ImageClassificationTask:
         Raises:
             ValueError: they cannot be cut so.
         """
-        size = micro_batch_size("images_per_step", self.options.images_per_step, per_step)
-        return RowOrder(len(self.images.train.images), size, self.recipe.train.seed, "images")
+        size = self.micro_batch_size(per_step)
+        return RowOrder(len(self.train.images), size, self.recipe.train.seed, "images")
 
     def batch(self, rows: list[int], generator: torch.Generator) -> Batch:
         """Read, augment and normalise: `pixel_values` `(B, 3, H, W)`, `labels` `(B,)` int64."""
-        pixels, labels = self.images.train.read(rows)
+        pixels, labels = self.train.read(rows)
         changed = augment(pixels.float() / 255, self.options, generator)
-        return {
-            "pixel_values": normalised(changed, *self.images.statistics),
-            "labels": labels,
-        }
+        return {"pixel_values": normalised(changed, *self.statistics), "labels": labels}
 
     def counts(self, batch: Batch) -> Sequence[int]:
         """Readable images."""
@@ -135,10 +222,6 @@ class ImageClassificationTask:
             "unreadable_images": batch["labels"].eq(IGNORED_LABEL).sum().float(),
         }
 
-    def derived(self, values: dict[str, float]) -> dict[str, float]:
-        """Nothing follows from the logged values."""
-        return {}
-
     def work(self, config: VanillaVitConfig, batch: Batch) -> Work:
         """Images, patches with their class tokens, operations."""
         images = len(batch["labels"])
@@ -152,25 +235,28 @@ class ImageClassificationTask:
         )
 
     def validate(
-        self,
-        model: PreTrainedModel,
-        accelerator: Accelerator,
-        *,
-        is_final: bool,
+        self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
     ) -> Validation:
         """Accuracy of the first and of the first five labels, and NLL, over all images.
 
         Raises:
             ImageError: not one of them is readable.
         """
-        reader = self.images.validation
+        reader = self.validation
         assert reader is not None
         rows = range(accelerator.process_index, len(reader.images), accelerator.num_processes)
-        sums = torch.zeros(4, dtype=torch.float64)
+        sums = torch.zeros(4, dtype=torch.float64)  # right, right among five, nats, and images
         size = self.options.images_per_batch
         for first in validation_bar(accelerator, range(0, len(rows), size)):
-            selected = rows[first : first + size]
-            sums += self._scores(model, reader, list(selected), accelerator.device)
+            pixels, labels = reader.read(rows[first : first + size])
+            images = normalised(pixels.float() / 255, *self.statistics)
+            logits = model(images.to(accelerator.device)).logits.float().cpu()
+            is_known = labels.ne(IGNORED_LABEL)
+            logits, labels = logits[is_known], labels[is_known]
+            best = logits.topk(min(5, logits.shape[1])).indices.eq(labels.unsqueeze(1))
+            nats = nn.functional.cross_entropy(logits, labels, reduction="sum")
+            numbers = (best[:, 0].sum(), best.sum(), nats, len(labels))
+            sums += torch.tensor([float(number) for number in numbers], dtype=torch.float64)
         right, in_five, nats, count = sum_over_processes(accelerator, sums)
         if not count:
             raise ImageError(f"no image of {reader.images.origin} is readable: replace them")
@@ -182,35 +268,31 @@ class ImageClassificationTask:
             }
         )
 
-    def _scores(
-        self, model: PreTrainedModel, reader: ImageReader, rows: list[int], device: torch.device
-    ) -> Tensor:
-        """`(4,)`: images right, right among five, nats, and images."""
-        pixels, labels = reader.read(rows)
-        images = normalised(pixels.float() / 255, *self.images.statistics)
-        logits = model(images.to(device)).logits.float().cpu()
-        is_known = labels.ne(IGNORED_LABEL)
-        logits, labels = logits[is_known], labels[is_known]
-        best = logits.topk(min(5, logits.shape[1])).indices.eq(labels.unsqueeze(1))
-        nats = nn.functional.cross_entropy(logits, labels, reduction="sum")
-        numbers = (best[:, 0].sum(), best.sum(), nats, len(labels))
-        return torch.tensor([float(number) for number in numbers], dtype=torch.float64)
-
     def save(self, folder: Path) -> None:
         """Write the image processor, and the fingerprints that a resumed run compares."""
-        self.images.processor.save_pretrained(folder)
-        np.save(folder / FINGERPRINT_FILE, self.images.train.images.fingerprints)
+        self.processor.save_pretrained(folder)
+        np.save(folder / FINGERPRINT_FILE, self.train.images.fingerprints)
 
     def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
         """The model card with data, classes and accuracy."""
-        train = self.images.train.images
-        left_out = unreadable_images((self.images.train, self.images.validation))
-        return image_card(
+        left_out = unreadable_images((self.train, self.validation))
+        card = replace(
+            CARD,
             **{**facts, "training": facts["training"] + left_out},
             dataset=Path(self.options.dataset).resolve().name,
-            classes=train.label_names,
-            scores=None if validation is None else validation.values,
+            classes=self.train.images.label_names,
         )
+        if validation is not None:
+            accuracy, nats, in_five = (
+                validation.values[name] for name in ("accuracy", "nll", "top5_accuracy")
+            )
+            scores = (
+                f"accuracy {accuracy:.2f} %, among the first five {in_five:.2f} %, {nats:.4f} nats "
+                "per image"
+            )
+            metrics = {"accuracy": (round(accuracy / 100, 4), None)}
+            card = replace(card, scores=scores, metrics=metrics)
+        return model_card(card)
 
 
 def training_flops(config: VanillaVitConfig) -> int:

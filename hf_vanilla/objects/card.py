@@ -1,14 +1,6 @@
 """The model card of an object detector."""
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-from huggingface_hub import ModelCard
-
-from hf_vanilla.hub.card import PLACEHOLDER, REGISTERS, CardFacts, model_card
-
-if TYPE_CHECKING:
-    from .coco_scores import ObjectScores
+from hf_vanilla.hub.card import PLACEHOLDER, REGISTERS, CardFacts
 
 CARD = CardFacts(
     about="DETR (Carion et al., 2020)",
@@ -20,16 +12,3 @@ print(detect("image.png"))""",
     tags=("detr", "object-detection"),
     pipeline_tag="object-detection",
 )
-
-
-def detection_card(*, scores: "ObjectScores | None", **facts: Any) -> ModelCard:
-    """The card of a run.
-
-    Args:
-        scores: COCO's figures; None where not measured.
-        **facts: of `CardFacts`.
-    """
-    if scores is not None:
-        facts["scores"] = f"```\n{scores}\n```"
-        facts["metrics"] = {"mean_average_precision": (round(scores.figures["AP"], 4), None)}
-    return model_card(replace(CARD, **facts))

@@ -13,7 +13,7 @@ import numpy as np
 
 from hf_vanilla.options import install_hint, progress_bar
 
-from .detection import DetectionImages, coco_content, repeats
+from .detection import NUMBERS, DetectionImages, coco_content, repeats
 from .detector import Detections, Detector, coco_results
 
 # in the order of COCO's own summary
@@ -107,31 +107,37 @@ def score_detections(found: Sequence[Detections], images: DetectionImages) -> Ob
         raise ValueError(f"results of {len(found)} images, but the data have {len(images)}")
     if not sum(len(entry.trained_on) for entry in images.objects):
         raise ValueError(f"{images.origin} holds no object to score: check the annotations")
-    evaluation = coco_evaluation(found, images)
+    COCO, COCOeval_faster = coco_classes()  # noqa: N806
+    quiet = {"print_function": lambda *_: None}
+    truth = COCO(truth_content(images), **quiet)
+    results = coco_results(found, range(len(images.label_names)), range(len(images)))
+    evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox", **quiet)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
     stats = [float(value) for value in evaluation.stats[: len(FIGURES)]]
     precision = evaluation.eval["precision"][:, :, :, ALL_AREAS, HUNDRED]  # (T, 101, K)
     at_iou50 = precision[IOU50]  # (101, K)
+    sure = [entry.above(SURE) for entry in found]
+    gaps = [
+        abs(len(entry) - len(of_image.trained_on))
+        for entry, of_image in zip(sure, images.objects, strict=True)
+    ]
+    repeated = sum(int(repeats(entry, DUPLICATE_IOU).any(axis=1).sum()) for entry in sure)
     return ObjectScores(
-        dict(zip(FIGURES, stats, strict=True)),
-        tuple(
+        figures=dict(zip(FIGURES, stats, strict=True)),
+        by_class=tuple(
             (name, float(values.mean()), float(values[IOU50].mean()))
             for name, values in zip(images.label_names, precision.transpose(2, 0, 1), strict=True)
             if (values > -1).all()
         ),
-        at_iou50[:, (at_iou50 > -1).all(axis=0)].mean(axis=1),  # classes that have objects
-        duplicate_share(found),
-        count_error(found, images),
-        protocol_line(images),
-    )
-
-
-def protocol_line(images: DetectionImages) -> str:
-    """What is measured, for a reader who wants to compare."""
-    objects = sum(len(entry) for entry in images.objects)
-    return (
-        f"COCO AP (IoU 0.50:0.95, 101 recalls, 100 objects an image, no suppression) of "
-        f"{images.origin}: {len(images):,} images, {objects:,} objects, {len(images.label_names)} "
-        f"classes, faster-coco-eval {version('faster-coco-eval')}"
+        # of the classes that have objects
+        precision=at_iou50[:, (at_iou50 > -1).all(axis=0)].mean(axis=1),
+        duplicates=repeated / max(sum(map(len, sure)), 1),
+        count_error=float(np.mean(gaps)),
+        protocol="COCO AP (IoU 0.50:0.95, 101 recalls, 100 objects an image, no suppression) of "
+        f"{images.origin}: {len(images):,} images, {sum(map(len, images.objects)):,} objects, "
+        f"{len(images.label_names)} classes, faster-coco-eval {version('faster-coco-eval')}",
     )
 
 
@@ -148,30 +154,12 @@ def coco_classes() -> tuple[Any, Any]:
     return COCO, COCOeval_faster
 
 
-def coco_evaluation(found: Sequence[Detections], images: DetectionImages) -> Any:
-    """The evaluation of faster-coco-eval, accumulated and summarized; see `truth_content` for ids.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    COCO, COCOeval_faster = coco_classes()  # noqa: N806
-    quiet = {"print_function": lambda *_: None}
-    truth = COCO(truth_content(images), **quiet)
-    results = coco_results(found, range(len(images.label_names)), range(len(images)))
-    evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox", **quiet)
-    evaluation.evaluate()
-    evaluation.accumulate()
-    evaluation.summarize()
-    return evaluation
-
-
 def truth_content(images: DetectionImages) -> dict[str, Any]:
     """The annotations as a COCO file has them, with rows and labels as ids.
 
     The evaluation sorts both, and a file's ids may be names, or in another order than the labels.
     """
-    labels = tuple(range(len(images.label_names)))
-    return coco_content(replace(images, image_ids=range(len(images)), category_ids=labels))
+    return coco_content(replace(images, image_ids=NUMBERS, category_ids=NUMBERS))
 
 
 def score_detector(
@@ -230,21 +218,3 @@ def without_overlaps(found: Detections) -> Detections:
     for index in range(len(found)):  # the surest first
         kept[index] = not (repeated[index] & kept).any()
     return found.where(kept)
-
-
-def duplicate_share(found: Sequence[Detections]) -> float:
-    """Share of sure objects that repeat a surer one of the same class in the same image."""
-    sure = repeated = 0
-    for entry in (entry.above(SURE) for entry in found):
-        sure += len(entry)
-        repeated += int(repeats(entry, DUPLICATE_IOU).any(axis=1).sum())
-    return repeated / max(sure, 1)
-
-
-def count_error(found: Sequence[Detections], images: DetectionImages) -> float:
-    """Mean distance of the numbers of sure and of true objects of an image."""
-    gaps = [
-        abs(len(entry.above(SURE)) - len(truth.trained_on))
-        for entry, truth in zip(found, images.objects, strict=True)
-    ]
-    return float(np.mean(gaps))

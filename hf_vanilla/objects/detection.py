@@ -7,10 +7,11 @@ the fullest image, H x W pixels.
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -30,38 +31,47 @@ if TYPE_CHECKING:
 IMAGE_MEAN = (0.485, 0.456, 0.406)  # of ImageNet, which pretrained backbones were trained with
 IMAGE_DEVIATION = (0.229, 0.224, 0.225)
 SMALLEST_CROP = 0.5  # of each side
+NUMBERS = range(sys.maxsize)
 
 
 @dataclass(frozen=True)
-class ImageObjects:
-    """The objects of one image.
+class ObjectArrays:
+    """Base of what is known of the objects of one image: an array for each attribute.
 
     Attributes:
         labels: `(m,)` int64, indices into the label names.
         boxes: `(m, 4)` float64, corner form in pixels.
+    """
+
+    labels: np.ndarray
+    boxes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def where(self, mask: np.ndarray) -> Self:
+        """The objects at which `mask` `(m,)` bool is True."""
+        return replace(self, **{name: values[mask] for name, values in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class ImageObjects(ObjectArrays):
+    """The annotated objects of one image.
+
+    Attributes:
         is_crowd: `(m,)` bool: the box surrounds a group. Such boxes are not trained on; when
             scored, detections inside them count neither as right nor as wrong.
         areas: `(m,)` float64, pixels of the object as annotated, for AP by size; NaN: the box's.
     """
 
-    labels: np.ndarray
-    boxes: np.ndarray
     is_crowd: np.ndarray
     areas: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     @property
     def trained_on(self) -> "ImageObjects":
         """The objects that are no crowd and whose box has an area."""
         sides = self.boxes[:, 2:] - self.boxes[:, :2]
         return self.where(~self.is_crowd & (sides > 0).all(axis=1))
-
-    def where(self, mask: np.ndarray) -> "ImageObjects":
-        """The objects at which `mask` `(m,)` bool is True."""
-        parts = (self.labels, self.boxes, self.is_crowd, self.areas)
-        return ImageObjects(*(part[mask] for part in parts))
 
 
 def objects_of(
@@ -88,8 +98,8 @@ class DetectionImages:
         objects: of each image.
         sizes: `(N, 2)` int64, height and width in pixels.
         label_names: the classes.
-        category_ids: the file's id of each class.
-        image_ids: the file's id of each image.
+        category_ids: the file's id of each class; default: its number.
+        image_ids: the file's id of each image; likewise.
         names: of the images, for messages and results.
         open: from a row to the image in three channels; raises `ImageError`.
         origin: where the data come from, for messages.
@@ -99,8 +109,8 @@ class DetectionImages:
     objects: Sequence[ImageObjects]
     sizes: np.ndarray
     label_names: tuple[str, ...]
-    category_ids: tuple[int, ...]
-    image_ids: Sequence[Any]
+    category_ids: Sequence[Any] = NUMBERS
+    image_ids: Sequence[Any] = NUMBERS
     names: Sequence[str]
     open: Callable[[int], "Image"] = field(repr=False)
     origin: str
@@ -151,8 +161,8 @@ class DetectionImages:
         new_labels = np.asarray(
             [names.index(name) if name in names else -1 for name in self.label_names]
         )
-        ids = dict(zip(self.label_names, self.category_ids, strict=True))
-        unused = iter(set(range(len(names) + len(ids) + 1)) - set(self.category_ids))
+        ids = dict(zip(self.label_names, self.category_ids, strict=False))
+        unused = iter(set(range(len(names) + len(ids) + 1)) - set(ids.values()))
         return replace(
             self,
             objects=[replace(entry, labels=new_labels[entry.labels]) for entry in self.objects],
@@ -218,11 +228,11 @@ def detection_row(
     }
 
 
-def repeats(objects: Any, above_iou: float) -> np.ndarray:
+def repeats(objects: ObjectArrays, above_iou: float) -> np.ndarray:
     """Which objects (rows) repeat which earlier ones (columns): same class, high IoU; `(m, m)`.
 
     Args:
-        objects: `ImageObjects` or `Detections` with boxes that have an area.
+        objects: whose boxes have an area.
         above_iou: they overlap more than this.
     """
     corners = torch.from_numpy(objects.boxes)
@@ -305,7 +315,7 @@ def coco_content(images: DetectionImages) -> dict[str, Any]:
                     "iscrowd": int(crowd),
                 }
             )
-    sizes = zip(images.image_ids, images.names, images.sizes.tolist(), strict=True)
+    sizes = zip(images.image_ids, images.names, images.sizes.tolist(), strict=False)
     return {
         "info": {},
         "images": [
@@ -315,7 +325,7 @@ def coco_content(images: DetectionImages) -> dict[str, Any]:
         "annotations": annotations,
         "categories": [
             {"id": number, "name": name}
-            for number, name in zip(images.category_ids, images.label_names, strict=True)
+            for number, name in zip(images.category_ids, images.label_names, strict=False)
         ],
     }
 

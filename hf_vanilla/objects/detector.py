@@ -25,16 +25,14 @@ from hf_vanilla.data.image_models import (
     eager_attention,
     image_paths,
     load_image_model,
-    output_file,
+    output_and_results,
     read_image_request,
-    refuse_unreadable,
-    reported,
     results_of_files,
 )
 from hf_vanilla.data.images import open_image
 from hf_vanilla.options import option
 
-from .detection import resized_size
+from .detection import ObjectArrays, resized_size
 from .sources import read_coco
 
 if TYPE_CHECKING:
@@ -53,23 +51,16 @@ LARGEST_SIDE = 4096  # but not beyond this: a thin image would fill the memory
 
 
 @dataclass(frozen=True)
-class Detections:
-    """The objects of one image, the surest first.
+class Detections(ObjectArrays):
+    """The detected objects of one image, the surest first.
 
     Attributes:
-        labels: `(m,)` int64.
         scores: `(m,)` float64 in [0, 1].
-        boxes: `(m, 4)` float64, corner form in pixels of the image.
         queries: `(m,)` int64, the query of each.
     """
 
-    labels: np.ndarray
     scores: np.ndarray
-    boxes: np.ndarray
     queries: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
     def above(self, threshold: float) -> "Detections":
         """Those with a score of at least `threshold`."""
@@ -82,11 +73,6 @@ class Detections:
         corners = (self.boxes if boxes is None else boxes).tolist()
         parts = zip(self.labels, self.scores.tolist(), corners, strict=True)
         return [{"label": label_names[i], "score": score, "box": box} for i, score, box in parts]
-
-    def where(self, mask: np.ndarray) -> "Detections":
-        """Those at which `mask` `(m,)` bool is True."""
-        parts = (self.labels, self.scores, self.boxes, self.queries)
-        return Detections(*(part[mask] for part in parts))
 
 
 def detected_objects(
@@ -109,8 +95,8 @@ def detected_objects(
         found.append(
             Detections(
                 labels[image].cpu()[queries].numpy(),
-                scores[image].cpu()[queries].double().numpy(),
                 (corners[image, queries] * whole).numpy(),
+                scores[image].cpu()[queries].double().numpy(),
                 queries.numpy(),
             )
         )
@@ -247,14 +233,8 @@ class CocoIds:
             if name in self.images:
                 return self.images[name]
         raise ValueError(
-            f"{path} is not among the {len(self.images)} images of the annotations: leave it out"
+            f"{path} is not among the {len(self.images)} annotated images: leave it out"
         )
-
-    def checked(self, paths: list[str]) -> Iterator[str]:
-        """The same paths, of which each has an id."""
-        for path in paths:
-            self.image_id(path)
-        return iter(paths)
 
 
 read_detection = partial(read_image_request, DetectOptions)
@@ -272,22 +252,22 @@ def detect_files(request: ImageRequest) -> None:
     detector = load_detector(options.model, device=options.device)
     names = detector.label_names
     ids = coco_ids(options.annotations, names)
-    lowest = options.threshold
-    if lowest is None:
-        lowest = 0.0 if options.format == "coco" else 0.5
-    paths = image_paths(request.paths)
+    default = 0.0 if options.format == "coco" else 0.5
+    lowest = default if options.threshold is None else options.threshold
+    paths: Iterable[str] = image_paths(request.paths)
     if STDIN not in request.paths:
-        paths = ids.checked(list(paths))
+        paths = list(paths)
+        for path in paths:
+            ids.image_id(path)  # refuses one without an id
     results = detector.detect_files(paths, batch_size=options.batch_size)
-    unreadable: list[str] = []
-    passing: Iterator[FileResult[Detections]] = (
-        result if result.result is None else replace(result, result=result.result.above(lowest))
-        for result in reported(results, unreadable, request)
-    )
-    if options.draw is not None:
-        drawn = 0.5 if options.threshold is None else options.threshold
-        passing = _drawing(passing, Path(options.draw), names, drawn)
-    with output_file(options.output) as file:
+    with output_and_results(request, results) as (file, reported):
+        passing: Iterator[FileResult[Detections]] = (
+            result if result.result is None else replace(result, result=result.result.above(lowest))
+            for result in reported
+        )
+        if options.draw is not None:
+            drawn = 0.5 if options.threshold is None else options.threshold
+            passing = _drawing(passing, Path(options.draw), names, drawn)
         if options.format == "coco":
             entries: list[dict[str, Any]] = []
             is_known = np.asarray([category is not None for category in ids.categories])
@@ -300,7 +280,6 @@ def detect_files(request: ImageRequest) -> None:
         else:
             for result in passing:
                 file.write(line_of(result, names) + "\n")
-    refuse_unreadable(unreadable)
 
 
 def coco_ids(annotations: str | None, label_names: Sequence[str]) -> CocoIds:

@@ -23,6 +23,7 @@ SCENE_SIZE = 64
 MOST_DIGITS = 4
 SMALLEST_DIGIT, LARGEST_DIGIT = 14, 26
 NOISE = 0.05
+VALIDATION_SEED = 1_000_003  # scenes of a training seed are never those of the validation
 ATTEMPTS = 30  # to find a free corner for a digit; four always find one, or fewer are drawn
 
 
@@ -89,8 +90,6 @@ class DigitScenes:
             objects=[self.scene(number)[1] for number in numbers],
             sizes=np.full((count, 2), SCENE_SIZE),
             label_names=self.label_names,
-            category_ids=tuple(range(len(self.label_names))),
-            image_ids=list(numbers),
             names=[f"{DIGIT_SCENES}[{number}]" for number in numbers],
             open=partial(_scene_image, self),
             origin=DIGIT_SCENES,
@@ -121,9 +120,7 @@ def digit_scenes(
     if not names or not set(names) <= set("0123456789"):
         raise ValueError(f"digits {classes!r}: give some of 0123456789")
     if source != BUILT_IN_DIGITS and not Path(source).is_file():
-        raise FileNotFoundError(
-            f"{source}: no such file of optdigits; '{BUILT_IN_DIGITS}' is built in"
-        )
+        raise FileNotFoundError(f"{source}: no such file; '{BUILT_IN_DIGITS}' is built in")
     digits = load_images(source, split)
     number_of = {name: label for label, name in enumerate(names)}
     labels = np.asarray([number_of.get(digits.label_names[label], -1) for label in digits.labels])

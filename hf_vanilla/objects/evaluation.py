@@ -11,9 +11,8 @@ from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import check_output
 
 from .coco_scores import ObjectScores, coco_classes, score_detector, score_layers
-from .data import VALIDATION_SEED
 from .detector import load_detector
-from .digit_scenes import DIGIT_SCENES, digit_scenes
+from .digit_scenes import DIGIT_SCENES, VALIDATION_SEED, digit_scenes
 from .plot import save_layers, save_precision
 from .sources import load_detection_images
 

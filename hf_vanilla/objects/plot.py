@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hf_vanilla.data.image_models import image_paths
 from hf_vanilla.data.images import open_image
@@ -17,9 +15,9 @@ from hf_vanilla.plots.figures import (
     THEMES,
     check_output,
     figure_style,
-    image_panels,
     new_figure,
     save_figure,
+    saved_panels,
     show_image,
 )
 
@@ -83,37 +81,25 @@ def plot_objects(options: PlotObjectsOptions) -> Path:
     path = check_output(options.output, overwrite=options.overwrite)
     detector = load_detector(options.model, device="cpu")
     if options.kind == "places":
-        save_places(query_centers(detector, options.image), path)
+        save_places(detector, options.image, path)
         return path
     image = open_image(options.image)
     attention = object_attention(detector, image)
     if options.kind == "encoder":
         save_encoder_attention(image, attention, options.points, path)
+    elif options.kind == "queries":
+        names = detector.label_names
+        save_query_attention(image, attention, names, path, threshold=options.threshold)
     else:
-        save = save_boxes if options.kind == "boxes" else save_query_attention
-        save(image, attention, detector.label_names, path, threshold=options.threshold)
+        found, names = attention.found.above(options.threshold), detector.label_names
+        parts = zip(found.labels, found.scores, found.boxes.tolist(), strict=True)
+        with saved_panels(path, 1, inches=4.0) as (panel,):
+            show_image(panel, image)
+            for label, score, box in parts:
+                _draw_box(panel, box, f"{names[label]} {score:.2f}", int(label))
     return path
 
 
-@figure_style()
-def save_boxes(
-    image: "Image",
-    attention: ObjectAttention,
-    label_names: Sequence[str],
-    path: Path,
-    *,
-    threshold: float = 0.5,
-) -> None:
-    """Save an image with the boxes, labels and scores of its objects."""
-    figure, panels = image_panels(1, 1, inches=4.0)
-    show_image(panels[0][0], image)
-    found = attention.found.above(threshold)
-    for label, score, box in zip(found.labels, found.scores, found.boxes.tolist(), strict=True):
-        _draw_box(panels[0][0], box, f"{label_names[label]} {score:.2f}", int(label))
-    save_figure(figure, path)
-
-
-@figure_style()
 def save_query_attention(
     image: "Image",
     attention: ObjectAttention,
@@ -131,21 +117,16 @@ def save_query_attention(
     if not len(found):
         raise ValueError(f"no object has a score of {threshold} or more: give a lower --threshold")
     count = min(len(found), MOST_PANELS)
-    columns = min(count, 5)
-    figure, panels = image_panels(-(-count // columns), columns, inches=2.0)
-    for index, panel in enumerate(panels.flat[:count]):
-        label = int(found.labels[index])
-        show_image(panel, image, attention.cross[found.queries[index]])
-        _draw_box(panel, found.boxes[index].tolist(), "", label)
-        panel.set_title(
-            f"query {found.queries[index]}: {label_names[label]} {found.scores[index]:.2f}",
-            fontsize=8,
-        )
-    figure.suptitle("cross-attention of the last decoder layer, mean over heads")
-    save_figure(figure, path)
+    title = "cross-attention of the last decoder layer, mean over heads"
+    with saved_panels(path, count, min(count, 5), inches=2.0, title=title) as panels:
+        for index, panel in enumerate(panels):
+            label, query = int(found.labels[index]), found.queries[index]
+            show_image(panel, image, attention.cross[query])
+            _draw_box(panel, found.boxes[index].tolist(), "", label)
+            text = f"query {query}: {label_names[label]} {found.scores[index]:.2f}"
+            panel.set_title(text, fontsize=8)
 
 
-@figure_style()
 def save_encoder_attention(
     image: "Image", attention: ObjectAttention, pixels: Sequence[tuple[int, int]], path: Path
 ) -> None:
@@ -161,31 +142,39 @@ def save_encoder_attention(
         ValueError: a pixel lies outside the image.
     """
     rows, columns = attention.encoder.shape[:2]
-    figure, panels = image_panels(len(pixels), 2, inches=3.0)
-    for (x, y), row_of_panels in zip(pixels, panels, strict=True):
-        if not (0 <= x < image.width and 0 <= y < image.height):
-            raise ValueError(f"pixel x={x}, y={y} lies outside of {image.width} x {image.height}")
-        row, column = y * rows // image.height, x * columns // image.width
-        weights = attention.encoder[row, column], attention.encoder[:, :, row, column]
-        for panel, shown, side in zip(row_of_panels, weights, ("from", "to"), strict=True):
-            show_image(panel, image, shown)
-            panel.plot([x + 0.5], [y + 0.5], marker="+", color="white", markersize=12)
-            panel.set_title(f"attention {side} {x},{y}")
-    save_figure(figure, path)
+    with saved_panels(path, 2 * len(pixels), 2, inches=3.0) as panels:
+        for (x, y), row_of_panels in zip(pixels, panels.reshape(-1, 2), strict=True):
+            if not (0 <= x < image.width and 0 <= y < image.height):
+                raise ValueError(f"x={x}, y={y} lies outside of {image.width} x {image.height}")
+            row, column = y * rows // image.height, x * columns // image.width
+            weights = attention.encoder[row, column], attention.encoder[:, :, row, column]
+            for panel, shown, side in zip(row_of_panels, weights, ("from", "to"), strict=True):
+                show_image(panel, image, shown)
+                panel.plot([x + 0.5], [y + 0.5], marker="+", color="white", markersize=12)
+                panel.set_title(f"attention {side} {x},{y}")
 
 
-@figure_style()
-def save_places(places: Sequence[Tensor], path: Path) -> None:
-    """Save the centers of each query's boxes over many images, a panel for each query."""
-    shown = places[:MOST_PANELS]
-    columns = min(len(shown), 5)
-    figure, panels = image_panels(-(-len(shown) // columns), columns, inches=1.4)
-    for query, (panel, centers) in enumerate(zip(panels.flat, shown, strict=False)):
-        panel.set_axis_on()
-        panel.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
-        panel.plot(centers[:, 0].numpy(), centers[:, 1].numpy(), ".", markersize=2)
-        panel.set_title(f"query {query}", fontsize=7)
-    save_figure(figure, path)
+def save_places(detector: Detector, folder: str, path: Path) -> None:
+    """Save the centers of each query's boxes over a folder of images, a panel for each query.
+
+    Raises:
+        ValueError: the folder holds no image.
+    """
+    of_images = []  # `(Q, 2)` x and y in shares of each image
+    for file in progress_bar(image_paths([folder]), text="Detecting", unit="images"):
+        image = open_image(file)
+        entry = detector.detect([image])[0]
+        inside = (entry.boxes[:, :2] + entry.boxes[:, 2:]) / 2 / (image.width, image.height)
+        of_images.append(inside[np.argsort(entry.queries)])
+    if not of_images:
+        raise ValueError(f"{folder} holds no image: give a folder of images")
+    shown = np.stack(of_images, axis=1)[:MOST_PANELS].astype(np.float32)
+    with saved_panels(path, len(shown), min(len(shown), 5), inches=1.4) as panels:
+        for query, (panel, centers) in enumerate(zip(panels, shown, strict=True)):
+            panel.set_axis_on()
+            panel.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
+            panel.plot(*centers.T, ".", markersize=2)
+            panel.set_title(f"query {query}", fontsize=7)
 
 
 @figure_style()
@@ -216,26 +205,6 @@ def save_layers(scores: Sequence[LayerScores], path: Path) -> None:
     axes.legend(loc="best", fontsize=8, handlelength=3)
     axes.grid(visible=True)
     save_figure(figure, path)
-
-
-def query_centers(detector: Detector, folder: str) -> list[Tensor]:
-    """Centers of each query's boxes over the images of a folder.
-
-    Returns:
-        For each query `(n, 2)`, x and y in shares of the image.
-
-    Raises:
-        ValueError: the folder holds no image.
-    """
-    centers: list[Tensor] = []  # of each image, by query
-    for path in progress_bar(image_paths([folder]), text="Detecting", unit="images"):
-        image = open_image(path)
-        entry = detector.detect([image])[0]
-        inside = (entry.boxes[:, :2] + entry.boxes[:, 2:]) / 2 / (image.width, image.height)
-        centers.append(torch.from_numpy(inside[np.argsort(entry.queries)]).float())
-    if not centers:
-        raise ValueError(f"{folder} holds no image: give a folder of images")
-    return list(torch.stack(centers, dim=1))
 
 
 def _draw_box(panel: Any, box: Sequence[float], text: str, label: int) -> None:

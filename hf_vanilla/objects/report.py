@@ -1,8 +1,9 @@
 """What is in a detection data set, before training: most AP of 0 is visible here."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
@@ -108,32 +109,28 @@ def _problems(
     by_class: Sequence[tuple[str, int]],
     num_queries: int,
 ) -> list[str]:
-    def without_area(row: int) -> bool:
-        boxes = images.objects[row].boxes
-        return bool((boxes[:, 2:] <= boxes[:, :2]).any())
-
-    def reaches_outside(row: int) -> bool:
-        boxes, (height, width) = images.objects[row].boxes, images.sizes[row]
-        return bool(((boxes < -1) | (boxes > np.asarray([width, height] * 2) + 1)).any())
-
-    def has_duplicates(row: int) -> bool:
-        return bool(repeats(images.objects[row].trained_on, DUPLICATE_IOU).any())
-
-    faults: tuple[tuple[Callable[[int], bool], str], ...] = (
-        (lambda row: counts[row] > num_queries,
-         f"images have more than {num_queries} objects: raise num_queries"),
-        (lambda row: not counts[row],
-         "images have no object to train on: right only if nothing is in them"),
-        (reaches_outside,
-         "images have boxes that reach more than a pixel outside: they are cut at the border"),
-        (without_area,
-         "images have boxes without area, which are not trained on: remove them"),
-        (has_duplicates,
-         f"images have two boxes of one class with IoU over {DUPLICATE_IOU}: remove one"),
-    )  # fmt: skip
+    boxes = [entry.boxes for entry in images.objects]
+    ends = np.tile(images.sizes[:, ::-1], 2) + 1  # right and bottom of each image, twice
+    faults = {
+        f"images have more than {num_queries} objects: raise num_queries": [
+            count > num_queries for count in counts
+        ],
+        "images have no object to train on: right only if nothing is in them": [
+            not count for count in counts
+        ],
+        "images have boxes that reach more than a pixel outside: they are cut at the border": [
+            ((box < -1) | (box > end)).any() for box, end in zip(boxes, ends, strict=True)
+        ],
+        "images have boxes without area, which are not trained on: remove them": [
+            (box[:, 2:] <= box[:, :2]).any() for box in boxes
+        ],
+        f"images have two boxes of one class with IoU over {DUPLICATE_IOU}: remove one": [
+            repeats(entry.trained_on, DUPLICATE_IOU).any() for entry in images.objects
+        ],
+    }
     found = _file_faults(images)
-    for is_faulty, fault in faults:
-        found.append(([images.names[row] for row in range(len(images)) if is_faulty(row)], fault))
+    for fault, is_faulty in faults.items():
+        found.append((list(compress(images.names, is_faulty)), fault))
     lines = [
         f"{len(names):,} {fault} ({', '.join(map(str, names[:SHOWN]))})"
         for names, fault in found

@@ -14,9 +14,9 @@ import numpy as np
 from hf_vanilla.data.images import (
     IMAGE_SUFFIXES,
     MOST_PIXELS,
+    ImageCells,
     ImageError,
     header_size,
-    image_cells,
     open_image,
     split_folder,
 )
@@ -29,21 +29,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 METADATA = "metadata.jsonl"
-ID = (int, float, str)
+ID, SIDE = (int, float, str), (int, float, NoneType)
 MOST_CATEGORIES = 1_000_000  # where the largest number tells how many there are
 # the types of what COCO's entries hold
 COCO_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
-    "images": {
-        "id": ID,
-        "file_name": (str,),
-        "height": (int, float, NoneType),
-        "width": (int, float, NoneType),
-    },
+    "images": {"id": ID, "file_name": (str,), "height": SIDE, "width": SIDE},
     "categories": {"id": ID, "name": ID},
-    "annotations": {
-        "image_id": (*ID, NoneType),
-        "category_id": (*ID, NoneType),
-    },
+    "annotations": {"image_id": (*ID, NoneType), "category_id": (*ID, NoneType)},
 }
 
 
@@ -107,7 +99,8 @@ def read_coco(path: Path, folder: Path | None = None) -> DetectionImages:
     _refuse_twice(image_ids, f"{path}: image id")
     _refuse_twice(files, f"{path}: image")
     label_of = {category: label for label, category in enumerate(ids)}
-    by_image: dict[Any, list[Mapping[str, Any]]] = {number: [] for number in image_ids}
+    # label, corners, whether it is a crowd, and area of each object
+    by_image: dict[Any, list[tuple[Any, ...]]] = {number: [] for number in image_ids}
     for entry in content["annotations"]:
         item = f"{path}: annotation {entry.get('id')}"
         if entry.get("image_id") not in by_image:
@@ -124,11 +117,21 @@ def read_coco(path: Path, folder: Path | None = None) -> DetectionImages:
             raise ValueError(
                 f"{item} has no bbox: export boxes, not segmentation alone, from the labelling tool"
             )
-        by_image[entry["image_id"]].append(entry)
+        by_image[entry["image_id"]].append(
+            (
+                label_of[entry["category_id"]],
+                _corners_of(entry["bbox"], item),
+                _number(entry, "iscrowd", 0, item) != 0,
+                _number(entry, "area", np.nan, item),
+            )
+        )
     root = folder or path.parent
     sizes = [_size_of(entry, root) for entry in content["images"]]
     return DetectionImages(
-        objects=[_coco_objects(path, entries, label_of) for entries in by_image.values()],
+        objects=[
+            objects_of(*([entry[part] for entry in entries] for part in range(4)))
+            for entries in by_image.values()
+        ],
         sizes=np.asarray(sizes, dtype=np.int64),
         label_names=tuple(names),
         category_ids=tuple(ids),
@@ -159,19 +162,6 @@ def _coco_content(path: Path) -> dict[str, Any]:
     if not content["categories"]:
         raise ValueError(f"{path} holds no categories: export them with the annotations")
     return content
-
-
-def _coco_objects(
-    path: Path, entries: Sequence[Mapping[str, Any]], label_of: Mapping[Any, int]
-) -> ImageObjects:
-    labels, boxes, crowds, areas = [], [], [], []
-    for entry in entries:
-        item = f"{path}: annotation {entry.get('id')}"
-        boxes.append(_corners_of(entry["bbox"], item))
-        labels.append(label_of[entry["category_id"]])
-        crowds.append(_number(entry, "iscrowd", 0, item) != 0)
-        areas.append(_number(entry, "area", np.nan, item))
-    return objects_of(labels, boxes, crowds, areas)
 
 
 def _number(entry: Mapping[str, Any], key: str, default: float, item: str) -> float:
@@ -223,17 +213,15 @@ def read_metadata_folder(folder: Path) -> DetectionImages:
         OSError: it cannot be read.
     """
     path = folder / METADATA
-    rows = []
+    files, cells = [], []
     for item, line in _numbered_lines(path):
         try:
             row = checked(json.loads(line), dict, "the line")
-            file = checked(row["file_name"], str, "file_name")
-            rows.append((item, file, row["objects"]))
+            files.append(checked(row["file_name"], str, "file_name"))
+            cells.append((item, row["objects"]))
         except (ValueError, KeyError, RecursionError) as error:
             raise ValueError(f"{item}: {error}: give file_name and objects as JSON") from None
-    files = [file for _, file, _ in rows]
     _refuse_twice(files, f"{path}: image")
-    cells = [(item, objects) for item, _, objects in rows]
     sizes = [_size_of({"file_name": file}, folder) for file in files]
     opened = _OpenFile(folder, tuple(files), tuple(sizes))
     return _from_cells(cells, sizes, files, opened, str(folder))
@@ -271,8 +259,6 @@ def read_yolo_folder(root: Path, split: str = "train") -> DetectionImages:
         objects=objects,
         sizes=np.asarray(sizes, dtype=np.int64),
         label_names=names,
-        category_ids=tuple(range(len(names))),
-        image_ids=list(range(len(files))),
         names=files,
         open=_OpenFile(found[0], tuple(files), tuple(sizes)),
         origin=str(root),
@@ -331,7 +317,7 @@ def _from_hub(name: str, split: str) -> DetectionImages:
             f"{', '.join(rows.column_names)}: rename its columns to image and objects"
         )
     cells = [(f"{name}[{row}]", objects) for row, objects in enumerate(rows["objects"])]
-    pictures = image_cells(rows, "image", name)
+    pictures = ImageCells(rows, "image", name)
     if {"height", "width"} <= set(rows.column_names):
         sizes = list(zip(rows["height"], rows["width"], strict=True))
     else:
@@ -339,18 +325,13 @@ def _from_hub(name: str, split: str) -> DetectionImages:
             header_size(pictures.content(row), name=item) for row, (item, _) in enumerate(cells)
         ]
     files = [item for item, _ in cells]
-    return _from_cells(
-        cells, sizes, files, pictures, name, known=_hub_names(rows.features["objects"])
-    )
-
-
-def _hub_names(feature: Any) -> tuple[str, ...] | None:
-    """Names of the classes where the column says them."""
+    feature = rows.features["objects"]
     inner = getattr(feature, "feature", feature)  # a list of one record, or a record of lists
-    for key in ("category", "categories", "label"):
+    known = None  # names of the classes where the column says them
+    for key in ("label", "categories", "category"):  # the last one that is there counts
         if isinstance(inner, Mapping) and key in inner:
-            return getattr(getattr(inner[key], "feature", inner[key]), "names", None)
-    return None
+            known = getattr(getattr(inner[key], "feature", inner[key]), "names", None)
+    return _from_cells(cells, sizes, files, pictures, name, known=known)
 
 
 # --- inside --------------------------------------------------------------------------------------
@@ -416,8 +397,6 @@ def _from_cells(
         objects=objects,
         sizes=np.asarray(sizes, dtype=np.int64),
         label_names=classes,
-        category_ids=tuple(range(len(classes))),
-        image_ids=list(range(len(cells))),
         names=names,
         open=opened,
         origin=origin,

@@ -103,7 +103,5 @@ def processor_edges(processor: Any) -> tuple[int, int]:
     """
     size = dict(processor.size)
     if "shortest_edge" not in size or "longest_edge" not in size:
-        raise ValueError(
-            f"the image processor resizes to {size}: set shortest_edge and longest_edge"
-        )
+        raise ValueError(f"the image processor resizes to {size}: set shortest_edge, longest_edge")
     return size["shortest_edge"], size["longest_edge"]

@@ -223,7 +223,13 @@ def _draw_panel(
     """The curves of one panel, the floor of smoothed losses, axes and legend."""
     for run, entries in runs.items():
         for name, measure in measures.items():
-            _draw(axes, _points(entries, name), run if len(runs) > 1 else measure.label)
+            points = _points(entries, name)
+            style = "o-" if len(points) < 40 else "-"
+            title = run if len(runs) > 1 else measure.label
+            if points:
+                axes.plot(*zip(*points, strict=True), style, markersize=3, label=title)
+            else:
+                axes.plot([], [])  # the next run keeps its colour
     first = next(iter(measures.values()))
     _set_scale(axes, first)
     if "loss" in measures:
@@ -240,14 +246,6 @@ def _points(entries: Entries, name: str) -> list[tuple[int, float]]:
         for entry in entries
         if name in entry and "step" in entry and not entry.get("averaged_checkpoints")
     ]
-
-
-def _draw(axes: Any, points: list[tuple[int, float]], label: str) -> None:
-    if points:
-        style = "o-" if len(points) < 40 else "-"
-        axes.plot(*zip(*points, strict=True), style, markersize=3, label=label)
-    else:
-        axes.plot([], [])  # the next run keeps its colour
 
 
 def _set_scale(axes: Any, measure: Measure) -> None:

@@ -248,13 +248,32 @@ def _characters(families: tuple[str, ...]) -> frozenset[str]:
     return frozenset(chr(code) for file in files for code in get_font(file).get_charmap())
 
 
-def image_panels(rows: int, columns: int, *, inches: float) -> tuple[Any, Any]:
-    """A figure and its axes of `inches` without ticks, `[row][column]`."""
-    figure = new_figure((columns * inches + 0.4, rows * (inches + 0.2) + 0.6))
-    panels = figure.subplots(rows, columns, squeeze=False)
-    for panel in panels.flat:
-        panel.set_axis_off()
-    return figure, panels
+@contextmanager
+def saved_panels(
+    path: Path, count: int, columns: int = 1, *, inches: float, title: str | None = None
+) -> Iterator[Any]:
+    """Draw on panels inside the `with` block, then save the figure.
+
+    Args:
+        path: file of the figure.
+        count: how many panels.
+        columns: of them in a row.
+        inches: side of a panel.
+        title: above the figure.
+
+    Yields:
+        `count` axes without ticks, row by row.
+    """
+    rows = -(-count // columns)
+    with figure_style():
+        figure = new_figure((columns * inches + 0.4, rows * (inches + 0.2) + 0.6))
+        panels = figure.subplots(rows, columns, squeeze=False).flatten()
+        for panel in panels:
+            panel.set_axis_off()
+        if title is not None:
+            figure.suptitle(title)
+        yield panels[:count]
+        save_figure(figure, path)
 
 
 def show_image(panel: Any, image: Any, weights: Any = None) -> None:

@@ -80,7 +80,12 @@ def attention_in_scene(
         agents: as of `run_model`.
     """
     if entry_of(model.config).is_joint:
-        return _of_joint(model, past, is_observed)
+        weights = relative_outputs(model, past, is_observed, output_attentions=True).attentions[-1]
+        count, steps = past.shape[:2]
+        of_last = weights[0].double().mean(0)[-count:].cpu()  # (A, T A), agents are the inner axis
+        by_agent = of_last.view(count, steps, count).transpose(1, 2)  # (A, A, T)
+        own = by_agent.diagonal(dim1=0, dim2=1).T  # (A, T)
+        return SceneAttention(own.numpy(), by_agent.sum(2).numpy(), np.zeros((count, 0)))
     rows: list[Rows] = []
     hook = model.tokens.register_forward_pre_hook(lambda _, given: rows.append(given[0]))
     try:
@@ -97,15 +102,6 @@ def attention_in_scene(
     count = 0 if maps is None or maps[0] is None else len(maps[0])
     of_lanes = _by_number(lanes, rows[0].lanes.numbers, max(count, 1))[:, :count]
     return SceneAttention(own[:, 0].numpy(), of_agents.numpy(), of_lanes.numpy())
-
-
-def _of_joint(model: Any, past: np.ndarray, is_observed: np.ndarray) -> SceneAttention:
-    weights = relative_outputs(model, past, is_observed, output_attentions=True).attentions[-1]
-    agents, steps = past.shape[:2]
-    of_last = weights[0].double().mean(0)[-agents:].cpu()  # (A, T A), agents are the inner axis
-    by_agent = of_last.view(agents, steps, agents).transpose(1, 2)  # (A, A, T)
-    own = by_agent.diagonal(dim1=0, dim2=1).T  # (A, T)
-    return SceneAttention(own.numpy(), by_agent.sum(2).numpy(), np.zeros((agents, 0)))
 
 
 def _by_sequence(model: Any, rows: Rows, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

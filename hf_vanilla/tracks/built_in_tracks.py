@@ -4,7 +4,6 @@ Cars of junctions drive on the right. Arms are numbered 0 to 3 against the clock
 arm to the right is i + 1, straight on is i + 2, to the left i + 3. Shapes: S scenes, L steps.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,7 +66,7 @@ def built_in_tracks(name: str, *, agents: int, seed: int) -> TrackTable:
         columns["kind"] = np.repeat(drawn.kinds.reshape(-1)[:agents], count)
         columns["size"] = np.repeat(drawn.sizes.reshape(-1, 2)[:agents], count, axis=0)
     else:
-        tracks = _walkers(draw, agents) if name == "walkers" else _forks(draw, agents)[0]
+        tracks = _walkers(draw, agents) if name == "walkers" else _forks(draw, agents)
     steps = tracks.shape[1]
     people = {"walkers": PEOPLE, "forks": 1, "junctions": JUNCTION_CARS}[name]
     scene = np.arange(agents) // people
@@ -83,12 +82,7 @@ def built_in_tracks(name: str, *, agents: int, seed: int) -> TrackTable:
     return replace(table_of_rows(rows, name=name), maps=maps)
 
 
-def fork_branches(*, agents: int, seed: int) -> np.ndarray:
-    """`(agents,)` branch of each agent of `built_in_tracks("forks", ...)`: 0, 1 or 2."""
-    return _forks(np.random.default_rng((BUILT_IN.index("forks"), seed)), agents)[1]
-
-
-def _forks(draw: np.random.Generator, agents: int) -> tuple[np.ndarray, np.ndarray]:
+def _forks(draw: np.random.Generator, agents: int) -> np.ndarray:
     branch = draw.choice(len(FORK_ODDS), size=agents, p=FORK_ODDS)
     speed = draw.uniform(0.4, 0.6, (agents, 1))
     start, angle = draw.uniform(-5, 5, (agents, 1, 2)), draw.uniform(-np.pi, np.pi, (agents, 1))
@@ -96,7 +90,7 @@ def _forks(draw: np.random.Generator, agents: int) -> tuple[np.ndarray, np.ndarr
     is_after = np.arange(FORK_STEPS) >= 8
     displacements = _displacements(speed, angle + turn * is_after)
     noise = draw.normal(0, 0.01, (agents, FORK_STEPS, 2))
-    return start + displacements.cumsum(1) + noise, branch
+    return start + displacements.cumsum(1) + noise
 
 
 def _walkers(draw: np.random.Generator, agents: int) -> np.ndarray:
@@ -209,58 +203,47 @@ def junctions(*, scenes: int, seed: int) -> Junctions:
 
     free = [_track(layout, arm, turn, -gap, _turning(speed, turn)) for turn in TURNS]
     branches = np.stack(free, axis=1)
-    own_gap = gap + HEADWAY * is_behind
-    own = _speeds_of_arriving(speed, gap, branch, situation, brakes, onset)
-    first = _track(layout, arm, np.array(TURNS)[branch], -own_gap, own)
-    second = _second_car(draw, layout, arm, situation, brakes & is_behind, speed, gap, onset)
+    cases = [(situation == case)[:, None] for case in (LEADER, YIELD)]
+
+    # the arriving car
+    turn = np.array(TURNS)[branch]
+    stopped = _braking(speed, onset + DELAY, np.full_like(speed, BRAKING))
+    in_line = np.where(brakes[:, None], stopped, speed[:, None])  # straight up to the junction
+    waiting = _braking(speed, np.full(len(speed), OBSERVED), speed**2 / (2 * (gap - 1)))
+    speeds = np.select(cases, [in_line, waiting], _turning(speed, turn))
+    first = _track(layout, arm, turn, -(gap + HEADWAY * is_behind), speeds)
+
+    # the car ahead, the car from the right, or one that waits far away on another arm
+    stopped = _braking(speed, onset, np.full_like(speed, BRAKING))
+    speeds = np.where((brakes & is_behind)[:, None], stopped, speed[:, None])
+    straight = np.where((arm + 2) % 4 == closed, 1, 2)
+    leader = _track(layout, arm, straight, -gap, speeds)
+    right = (arm + 1) % 4
+    turn = np.array(TURNS)[_turns(draw, right, closed)[0]]
+    from_right = _track(layout, right, turn, -0.8 * gap, _turning(speed, turn))
+    side = (arm + 2) % 4
+    side = np.where(side == closed, (arm + 3) % 4, side)
+    parked = _in_lane(layout, side, draw.uniform(10, 30, (scenes, 1)))
+    second = np.select([case[:, None] for case in cases], [leader, from_right], parked)
+
+    # one that leaves at constant speed
     leaving = (arm + draw.integers(1, 4, scenes)) % 4
-    leaving = np.where(leaving == closed, arm, leaving)
-    away = draw.uniform(5, 25, scenes)
-    third = _out_of(layout, leaving, away, draw.uniform(5, 9, scenes))
+    out = layout.arm(np.where(leaving == closed, arm, leaving))
+    start, pace = draw.uniform(5, 25, (scenes, 1)), draw.uniform(5, 9, (scenes, 1))
+    along = start + pace * STEP_SECONDS * np.arange(JUNCTION_STEPS)
+    lane = EDGE * out + OFFSET * _right_of(out)
+    third = layout.middle + lane[:, None] + along[..., None] * out[:, None]
+
     tracks = np.stack((first, second, third), axis=1)
     tracks = tracks + draw.normal(0, NOISE, tracks.shape)
-    maps = tuple(_with_lights(_maps(layout), layout, arm, situation == YIELD, seed))
-    return Junctions(
-        tracks, maps, *_kinds_and_sizes(scenes, seed), situation, brakes, branch, branches, odds
-    )
+    maps = _maps(layout, arm, situation == YIELD, seed)
 
-
-def _with_lights(
-    maps: list[RoadMap], layout: Layout, arm: np.ndarray, has_to_stop: np.ndarray, seed: int
-) -> Iterator[RoadMap]:
-    """Every second junction has lights where its lanes come in; they change once.
-
-    Then they are red for the arriving car where it has to stop for one from the right, else green,
-    and the opposite on the crossing arms.
-    """
-    draw = np.random.default_rng((4, seed))  # a generator of its own, as in `_kinds_and_sizes`
-    has_lights = draw.random(len(maps)) < 0.5
-    is_after = np.arange(JUNCTION_STEPS) >= draw.integers(0, 5, (len(maps), 1))
-    red, yellow, green = (LIGHT_STATES.index(name) for name in ("red", "yellow", "green"))
-    edge = np.zeros((len(maps), 1))
-    places = [_in_lane(layout, np.full(len(maps), number), edge) for number in range(4)]
-    points = np.concatenate(places, axis=1)  # (S, 4, 2)
-    for scene, road in enumerate(maps):
-        if not has_lights[scene]:
-            yield road
-            continue
-        arms = np.flatnonzero(np.arange(4) != layout.closed[scene])
-        stops = ((arms - arm[scene]) % 2 == 1) != has_to_stop[scene]
-        states = np.where(
-            stops[:, None],
-            np.where(is_after[scene], red, yellow),
-            np.where(is_after[scene], green, red),
-        )
-        yield replace(road, light_points=points[scene, arms], light_states=states)
-
-
-def _kinds_and_sizes(scenes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Kinds and sizes; a generator of their own leaves the tracks as they are without them."""
+    # a generator of their own leaves the tracks as they are without kinds and sizes
     draw = np.random.default_rng((3, seed))
-    shape = scenes, JUNCTION_CARS
-    number = (draw.random((*shape, 1)) > KIND_ODDS.cumsum()).sum(axis=-1).clip(max=2)
-    sizes = KIND_SIZES[number] * draw.uniform(0.9, 1.1, (*shape, 1))
-    return np.array(CAR_KINDS, object)[number], sizes
+    kind = (draw.random((scenes, JUNCTION_CARS, 1)) > KIND_ODDS.cumsum()).sum(axis=-1).clip(max=2)
+    sizes = KIND_SIZES[kind] * draw.uniform(0.9, 1.1, (scenes, JUNCTION_CARS, 1))
+    kinds = np.array(CAR_KINDS, object)[kind]
+    return Junctions(tracks, maps, kinds, sizes, situation, brakes, branch, branches, odds)
 
 
 def _turns(
@@ -271,47 +254,6 @@ def _turns(
     odds = np.where(goals == closed[:, None], 0, TURN_ODDS)
     odds = odds / odds.sum(axis=1, keepdims=True)
     return (draw.random((len(arm), 1)) > odds.cumsum(axis=1)).sum(axis=1).clip(max=2), odds
-
-
-def _speeds_of_arriving(
-    speed: np.ndarray,
-    gap: np.ndarray,
-    branch: np.ndarray,
-    situation: np.ndarray,
-    brakes: np.ndarray,
-    onset: np.ndarray,
-) -> np.ndarray:
-    """Metres per second `(S, L)` of the arriving car."""
-    speeds = _turning(speed, np.array(TURNS)[branch])
-    stopped = _braking(speed, onset + DELAY, np.full_like(speed, BRAKING))
-    in_line = np.where(brakes[:, None], stopped, speed[:, None])  # straight up to the junction
-    waiting = _braking(speed, np.full(len(speed), OBSERVED), speed**2 / (2 * (gap - 1)))
-    cases = [situation == LEADER, situation == YIELD]
-    return np.select([case[:, None] for case in cases], [in_line, waiting], speeds)
-
-
-def _second_car(  # noqa: PLR0913 - it depends on the arriving one
-    draw: np.random.Generator,
-    layout: Layout,
-    arm: np.ndarray,
-    situation: np.ndarray,
-    brakes: np.ndarray,
-    speed: np.ndarray,
-    gap: np.ndarray,
-    onset: np.ndarray,
-) -> np.ndarray:
-    """The car ahead, the car from the right, or one that waits far away on another arm."""
-    stopped = _braking(speed, onset, np.full_like(speed, BRAKING))
-    straight = np.where((arm + 2) % 4 == layout.closed, 1, 2)
-    leader = _track(layout, arm, straight, -gap, np.where(brakes[:, None], stopped, speed[:, None]))
-    right = (arm + 1) % 4
-    turn = np.array(TURNS)[_turns(draw, right, layout.closed)[0]]
-    from_right = _track(layout, right, turn, -0.8 * gap, _turning(speed, turn))
-    side = (arm + 2) % 4
-    side = np.where(side == layout.closed, (arm + 3) % 4, side)
-    parked = _in_lane(layout, side, draw.uniform(10, 30, (len(arm), 1)))
-    choice = [(situation == case)[:, None, None] for case in (LEADER, YIELD)]
-    return np.select(choice, [leader, from_right], parked)
 
 
 def _turning(speed: np.ndarray, turn: "np.ndarray | int") -> np.ndarray:
@@ -328,11 +270,7 @@ def _braking(speed: np.ndarray, onset: np.ndarray, strength: np.ndarray) -> np.n
 
 
 def _track(
-    layout: Layout,
-    arm: np.ndarray,
-    turn: "np.ndarray | int",
-    start: np.ndarray,
-    speeds: np.ndarray,
+    layout: Layout, arm: np.ndarray, turn: "np.ndarray | int", start: np.ndarray, speeds: np.ndarray
 ) -> np.ndarray:
     """Positions `(S, L, 2)` of cars on their way through the junction.
 
@@ -382,24 +320,28 @@ def _in_lane(layout: Layout, arm: np.ndarray, distance: np.ndarray) -> np.ndarra
     )
 
 
-def _out_of(layout: Layout, arm: np.ndarray, start: np.ndarray, speed: np.ndarray) -> np.ndarray:
-    """Tracks `(S, L, 2)` of cars that leave at constant speed."""
-    out = layout.arm(arm)
-    along = start[:, None] + speed[:, None] * STEP_SECONDS * np.arange(JUNCTION_STEPS)
-    lane = EDGE * out + OFFSET * _right_of(out)
-    return layout.middle + lane[:, None] + along[..., None] * out[:, None]
+def _maps(
+    layout: Layout, arm: np.ndarray, has_to_stop: np.ndarray, seed: int
+) -> tuple[RoadMap, ...]:
+    """Two lanes per arm, and a boundary at a closed side.
 
+    Every second junction has lights where its lanes come in; they change once. Then they are red
+    for the arriving car where it has to stop for one from the right, else green, and the opposite
+    on the crossing arms.
 
-def _maps(layout: Layout) -> list[RoadMap]:
-    """Two lanes per arm; a closed side has a boundary."""
+    Args:
+        layout: of the junctions.
+        arm: `(S,)` the arriving car comes from.
+        has_to_stop: `(S,)` bool.
+        seed: of the lights.
+    """
     distances = np.array(LANE_DISTANCES) - EDGE
     lane, boundary = LANE_KINDS.index("lane"), LANE_KINDS.index("boundary")
-    shape = (len(layout.angle), len(distances))
-    lines, is_there, kinds = [], [], []
+    count, shape = len(arm), (len(arm), len(distances))
+    lines, is_there, kinds, ends = [], [], [], []
     for number in range(4):
-        arm = np.full(shape[0], number)
-        out = layout.arm(arm)
-        coming = _in_lane(layout, arm, np.broadcast_to(distances, shape))
+        out = layout.arm(np.full(count, number))
+        coming = _in_lane(layout, np.full(count, number), np.broadcast_to(distances, shape))
         going = coming[:, ::-1] + 2 * OFFSET * _right_of(out)[:, None]
         side = np.array((-EDGE, 0, EDGE))[None, :, None] * _right_of(out)[:, None]
         wall = layout.middle + EDGE * out[:, None] + side
@@ -407,8 +349,26 @@ def _maps(layout: Layout) -> list[RoadMap]:
         lines += [coming, going, wall]
         is_there += [is_open, is_open, ~is_open]
         kinds += [lane, lane, boundary]
+        ends.append(_in_lane(layout, np.full(count, number), np.zeros((count, 1))))
     points, found, of_line = np.stack(lines, 1), np.stack(is_there, 1), np.array(kinds)
-    return [
-        RoadMap(points[s][there], np.ones((there.sum(), shape[1]), bool), of_line[there])
-        for s, there in enumerate(found)
-    ]
+    lights = np.concatenate(ends, axis=1)  # (S, 4, 2)
+
+    draw = np.random.default_rng((4, seed))  # a generator of its own, as of kinds and sizes
+    has_lights = draw.random(count) < 0.5
+    is_after = np.arange(JUNCTION_STEPS) >= draw.integers(0, 5, (count, 1))
+    red, yellow, green = (LIGHT_STATES.index(name) for name in ("red", "yellow", "green"))
+    roads = []
+    for scene, there in enumerate(found):
+        is_point = np.ones((there.sum(), shape[1]), bool)
+        road = RoadMap(points[scene][there], is_point, of_line[there])
+        if has_lights[scene]:
+            arms = np.flatnonzero(np.arange(4) != layout.closed[scene])
+            stops = ((arms - arm[scene]) % 2 == 1) != has_to_stop[scene]
+            states = np.where(
+                stops[:, None],
+                np.where(is_after[scene], red, yellow),
+                np.where(is_after[scene], green, red),
+            )
+            road = replace(road, light_points=lights[scene, arms], light_states=states)
+        roads.append(road)
+    return tuple(roads)

@@ -14,11 +14,12 @@ from .eth_ucy import TEST_FILES, leave_one_out
 from .forecaster import ForecasterOptions, check_rate, load_forecaster, relative_outputs
 from .layout import rollout_arguments, scene_batches
 from .options import TrackFileOptions
-from .protocol import Protocol, TrackScores
 from .scores import (
     COLLISION_DISTANCE,
     MISS_DISTANCE,
     JointSums,
+    Protocol,
+    TrackScores,
     TrackSums,
     add_scenes,
     collision_share,
@@ -135,7 +136,13 @@ def score_windows(
     model: Any, windows: Windows, protocol: Protocol, options: EvaluateTracksOptions
 ) -> TrackScores:
     """All scores of a model on windows."""
-    modes, has_spreads = _modes(model)
+    if entry_of(model.config).reads:
+        modes, has_spreads = model.config.num_modes, False
+    else:  # the futures of an agent that stands say how many there are
+        past = np.zeros((1, model.config.observed_steps, 2))
+        with torch.no_grad():
+            outputs = relative_outputs(model, past, np.ones(past.shape[:2], bool))
+        modes, has_spreads = outputs.trajectories.shape[1], outputs.spreads is not None
     sums = TrackSums(
         modes,
         miss_distance=options.miss_distance,
@@ -153,13 +160,3 @@ def score_windows(
     collided = collision_share(best, groups, distance=options.collision_distance)
     values = {**sums.means(), **together.means(), "collision_share": collided}
     return TrackScores(values, protocol)
-
-
-@torch.no_grad()
-def _modes(model: Any) -> tuple[int, bool]:
-    """How many modes a model has, and whether each has spreads."""
-    if entry_of(model.config).reads:
-        return model.config.num_modes, False
-    steps = model.config.observed_steps
-    outputs = relative_outputs(model, np.zeros((1, steps, 2)), np.ones((1, steps), bool))
-    return outputs.trajectories.shape[1], outputs.spreads is not None

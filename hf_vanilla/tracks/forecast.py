@@ -22,7 +22,7 @@ from hf_vanilla.options import option, progress_bar
 from .forecaster import ForecasterOptions, check_rate, load_forecaster, predict
 from .layout import agent_inputs, fixed_draws, rollout_arguments
 from .table import TrackTable
-from .windows import by_group, groups_of_rows, pasts_of_rows
+from .windows import groups_of_rows, pasts_of_rows, rows_of_groups
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +36,7 @@ class ForecastOptions(ForecasterOptions):  # the files' options, flat on the com
     input: str = option(text="file or folder of tracks")
     output: str | None = option(None, "file to write, .csv or .parquet; default: stdout as CSV")
     at: str = option(
-        "last",
-        "last: from each agent's last row; all: from every row",
-        choices=("last", "all"),
+        "last", "last: from each agent's last row; all: from every row", choices=("last", "all")
     )
     predicted_steps: int | None = option(
         None,
@@ -154,13 +152,12 @@ def _row_batches(
             yield rows[first : first + size], rows[:0]
         return
     every = groups_of_rows(table, np.arange(len(table)))
-    order, starts = by_group(every)
-    wanted = np.unique(every[rows])
+    groups, wanted = rows_of_groups(every), np.unique(every[rows])
     is_wanted = np.zeros(len(table), bool)
     is_wanted[rows] = True
-    sizes = np.cumsum(np.diff(starts)[wanted])
+    sizes = np.cumsum([len(groups[number]) for number in wanted])
     for part in np.split(wanted, np.flatnonzero(np.diff((sizes - 1) // size)) + 1):
-        members = np.concatenate([order[starts[g] : starts[g + 1]] for g in part])
+        members = np.concatenate([groups[number] for number in part])
         yield members[is_wanted[members]], members[~is_wanted[members]]
 
 

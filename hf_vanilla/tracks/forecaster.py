@@ -164,8 +164,7 @@ class Forecaster:
         for agent, x, y in rows:
             if not np.isfinite([x, y]).all():
                 raise ValueError(
-                    f"frame {frame}: position ({x}, {y}) of agent {agent} is not finite: leave "
-                    "it out"
+                    f"frame {frame}: ({x}, {y}) of agent {agent} is not finite: leave it out"
                 )
             if agent in agents or frame in self._history.get(agent, {}):
                 raise ValueError(f"frame {frame}: agent {agent} is there twice: keep one row")

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,7 @@ def read_columns(text: str) -> Columns:
     for key, _, name in pairs:
         if key not in known or not name:
             raise ValueError(
-                f"columns={text!r}: give KEY=COLUMN of {', '.join(known)}, such as "
-                "frame=timestep,x=east"
+                f"columns={text!r}: give KEY=COLUMN of {', '.join(known)}, such as x=east"
             )
     return Columns(**{key: name for key, _, name in pairs})
 
@@ -364,15 +364,6 @@ NAMES = ("agent", "scene", "kind")
 CSV_SIGNS = "in CSV, commas separate columns, and decimals have a point"
 
 
-def _as_written(texts: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """As numbers, unless that would change one, such as 007 or one of more than 64 bits."""
-    try:
-        numbers = texts.cast(pyarrow.int64())
-    except pyarrow.ArrowInvalid:
-        return texts
-    return numbers if numbers.cast(texts.type).equals(texts) else texts
-
-
 def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.ChunkedArray]:
     """A function that reads one column; of Parquet only that one is then in memory."""
     try:
@@ -393,15 +384,18 @@ def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.Chun
     except pyarrow.ArrowInvalid as error:
         reason = str(error).splitlines()[0]
         if "UTF8" in reason:
-            raise ValueError(
-                f"{path} has names that are not UTF-8: save the file in UTF-8"
-            ) from None
+            raise ValueError(f"{path} has names that are not UTF-8: save it in UTF-8") from None
         raise ValueError(f"{path} is not a table with a header: {reason}; {CSV_SIGNS}") from None
     _check_columns(path, table.column_names, wanted)
 
     def column(key: str) -> pyarrow.ChunkedArray:
         values = table.column(wanted[key])
-        return _as_written(values) if key in NAMES else values
+        if key in NAMES:
+            # as numbers, unless that would change one, such as 007 or one of more than 64 bits
+            with suppress(pyarrow.ArrowInvalid):
+                numbers = values.cast(pyarrow.int64())
+                return numbers if numbers.cast(values.type).equals(values) else values
+        return values
 
     return column
 

@@ -19,7 +19,7 @@ from hf_vanilla.families import entry_of
 
 from .road_maps import RoadMap, maps_side_by_side
 from .table import TrackTable
-from .windows import Windows, by_group, rows_of_groups
+from .windows import Windows, rows_of_groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +45,8 @@ class SceneLayout:
             ([1, 0, 1], [0, 0, 1])
         """
         scene = np.unique(groups, return_inverse=True)[1].reshape(-1)
-        order, starts = by_group(scene)
-        slot = np.empty_like(scene)
-        slot[order] = np.arange(len(scene)) - starts[scene[order]]
+        order, slot = np.argsort(scene, kind="stable"), np.empty_like(scene)
+        slot[order] = np.arange(len(scene)) - np.searchsorted(scene[order], scene[order])
         return cls(scene, slot)
 
     def pad(self, values: Tensor) -> Tensor:
@@ -138,17 +137,12 @@ def run_model(  # noqa: PLR0913 - all that any model reads
     if "others" not in reads:
         return model(past.to(device), past_observed_mask=is_observed.to(device), **kwargs)
     layout = SceneLayout.of_groups(groups)
-    middles = scene_middles(last, layout)
-    offset = torch.from_numpy(last - middles[layout.scene]).to(past.dtype)  # (W, 2)
-    inputs = {
-        "past_values": layout.pad(past + offset.unsqueeze(1)),
-        "past_observed_mask": layout.pad(is_observed),
-        "agent_mask": layout.pad(torch.ones(len(past), dtype=torch.bool)),
-        **surrounding_inputs(agents or {}, maps if "lanes" in reads else None, layout, middles),
-    }
+    values = {"past_values": past, "past_observed_mask": is_observed}
+    read_maps = maps if "lanes" in reads else None
+    inputs, offset = scene_inputs(values, last, layout, agents or {}, read_maps)
     outputs = model(**{name: values.to(device) for name, values in inputs.items()}, **kwargs)
     tracks = layout.unpad(outputs.trajectories.float().cpu())
-    outputs.trajectories = tracks - offset[:, None, None]
+    outputs.trajectories = tracks - offset.unsqueeze(1)
     outputs.mode_logits = layout.unpad(outputs.mode_logits.float().cpu())
     return outputs
 
@@ -159,22 +153,37 @@ def scene_middles(last: np.ndarray, layout: SceneLayout) -> np.ndarray:
     return np.stack([np.bincount(layout.scene, column) / counts for column in last.T], 1)
 
 
-def surrounding_inputs(
+def scene_inputs(
+    values: Mapping[str, Tensor],
+    last: np.ndarray,
+    layout: SceneLayout,
     agents: Mapping[str, Tensor],
     maps: Sequence[RoadMap | None] | None,
-    layout: SceneLayout,
-    middles: np.ndarray,
-) -> dict[str, Tensor]:
-    """A model's inputs beside the tracks: kinds and sizes by agent, lights and lanes by scene.
+    change: Tensor | None = None,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """A model's inputs, relative to the mean of the last positions of each scene.
 
     Args:
+        values: of the rows, as of `model_inputs`; future ones may be missing.
+        last: `(W, 2)` float64 last positions in the world.
+        layout: of the rows.
         agents: what `agent_inputs` gives for the rows.
         maps: of each row, equal for rows of one scene; None: lanes are not read.
-        layout: of the rows.
-        middles: `(S, 2)` of `scene_middles`, subtracted from the points.
+        change: `(S, 2, 2)` matrices that positions of each scene are multiplied with.
+
+    Returns:
+        The inputs by name, and `(W, 1, 2)` last positions relative to the means.
     """
+    middles = scene_middles(last, layout)
+    offset = torch.from_numpy(last - middles[layout.scene]).float().unsqueeze(1)
     first = np.unique(layout.scene, return_index=True)[1]  # row of each scene
-    inputs = {name: layout.pad(agents[name]) for name in agents if name.startswith("agent_")}
+    inputs = {"agent_mask": torch.ones(len(last), dtype=torch.bool), **values}
+    for name in ("past_values", "future_values"):
+        if name in inputs:
+            moved = inputs[name] + offset
+            inputs[name] = moved if change is None else moved @ change[layout.scene]
+    inputs |= {name: part for name, part in agents.items() if name.startswith("agent_")}
+    inputs = {name: layout.pad(part) for name, part in inputs.items()}
     if "light_values" in agents:
         points = agents["light_values"][first] - torch.from_numpy(middles).unsqueeze(1)
         inputs |= {"light_values": points.float(), "light_states": agents["light_states"][first]}
@@ -182,7 +191,11 @@ def surrounding_inputs(
         arrays = maps_side_by_side([maps[row] for row in first], middles)
         names = ("lane_values", "lane_mask", "lane_kinds")
         inputs |= dict(zip(names, map(torch.from_numpy, arrays), strict=True))
-    return inputs
+    if change is not None:
+        for name, of_scene in (("light_values", change), ("lane_values", change.unsqueeze(1))):
+            if name in inputs:
+                inputs[name] = inputs[name] @ of_scene
+    return inputs, offset
 
 
 def agent_inputs(config: Any, table: TrackTable, rows: np.ndarray) -> dict[str, Tensor]:

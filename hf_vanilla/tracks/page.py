@@ -166,11 +166,7 @@ class TracksPage:
         ]
 
     def _attention(
-        self,
-        past: np.ndarray,
-        mask: np.ndarray,
-        road: RoadMap | None,
-        known: Mapping[str, Tensor],
+        self, past: np.ndarray, mask: np.ndarray, road: RoadMap | None, known: Mapping[str, Tensor]
     ) -> SceneAttention:
         """Weights of each agent; `own` is `(A, M, T)`, and M = 0 where the model records none."""
         count, steps = mask.shape

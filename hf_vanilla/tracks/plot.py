@@ -105,10 +105,7 @@ def plot_tracks(options: PlotTracksOptions) -> Path:
         OSError: a file is missing, or the figure exists and `overwrite` is off.
     """
     path = check_output(
-        options.output,
-        overwrite=options.overwrite,
-        theme=options.theme,
-        suffixes=(*SUFFIXES, GIF),
+        options.output, overwrite=options.overwrite, theme=options.theme, suffixes=(*SUFFIXES, GIF)
     )
     table = options.read(options.input, seed=2)
     rate = {"step_seconds": table.step_seconds, "unit": table.unit}
@@ -131,9 +128,16 @@ def plot_tracks(options: PlotTracksOptions) -> Path:
         agents = drawn_agents(model, table, frame)
         if not agents:
             raise ValueError(f"frame={frame}: no agent has two observed steps there")
-        attention_lines = _attention_lines(model, agents, road, options)
-        title = f"{name}, frame {frame}"
-        save_tracks(agents, path, options, title=title, road=road, attention_lines=attention_lines)
+        lines = _attention_lines(model, agents, road, options)
+        with figure_style(options.theme) as colours:
+            figure = new_figure(SIZE)
+            panel = figure.subplots()
+            _paint(panel, agents, options, f"{name}, frame {frame}", road)
+            style, to_pixels = {"color": colours.lines[0], "alpha": 0.35}, _to_pixels(options)
+            for points, weight in lines:  # each as wide as its weight
+                across = on_plane(points, to_pixels).T
+                panel.plot(*across, linewidth=ATTENTION_WIDTH * weight, **style)
+            save_figure(figure, path)
     return path
 
 
@@ -156,12 +160,10 @@ def _attention_lines(
     """Lines `(L, 2)` from an agent to others, and lanes, each with its attention weight."""
     if options.attention_of is None:
         return []
-    names = [str(agent.name) for agent in agents]
-    if options.attention_of not in names:
-        raise ValueError(
-            f"attention_of={options.attention_of!r}: the frame has {', '.join(names[:10])}"
-        )
-    row = names.index(options.attention_of)
+    names, name = [str(agent.name) for agent in agents], options.attention_of
+    if name not in names:
+        raise ValueError(f"attention_of={name!r}: the frame has {', '.join(names[:10])}")
+    row = names.index(name)
     past = np.stack([agent.past for agent in agents])
     found = attention_in_scene(
         model, past, np.isfinite(past).all(-1), [road] * len(agents), known_of(agents)
@@ -204,36 +206,6 @@ def drawn_agents(model: Any, table: TrackTable, frame: int) -> list[Drawn]:
 def known_of(agents: list[Drawn]) -> dict[str, Tensor]:
     """What `agent_inputs` gives of agents."""
     return {name: torch.stack([a.known[name] for a in agents]) for name in agents[0].known}
-
-
-def save_tracks(
-    agents: list[Drawn],
-    path: Path,
-    options: PlotTracksOptions,
-    *,
-    title: str,
-    road: RoadMap | None = None,
-    attention_lines: list[tuple[np.ndarray, float]] | None = None,
-) -> None:
-    """Save a figure: a future is the more opaque, the more probable it is.
-
-    Args:
-        agents: what to draw.
-        path: figure file.
-        options: theme, picture and homography.
-        title: above the figure.
-        road: lanes of the scene, drawn below everything else.
-        attention_lines: lines `(L, 2)`, each as wide as its attention weight.
-    """
-    with figure_style(options.theme):
-        figure = new_figure(SIZE)
-        panel = figure.subplots()
-        _paint(panel, agents, options, title, road)
-        color, to_pixels = theme_of(options.theme).lines[0], _to_pixels(options)
-        for points, weight in attention_lines or ():
-            across, up = on_plane(points, to_pixels).T
-            panel.plot(across, up, color=color, alpha=0.35, linewidth=ATTENTION_WIDTH * weight)
-        save_figure(figure, path)
 
 
 def save_walk(
@@ -304,6 +276,7 @@ def _paint(
     title: str,
     road: RoadMap | None = None,
 ) -> None:
+    """Draw agents: a future is the more opaque, the more probable it is; lanes are below it."""
     colors, to_pixels = theme_of(options.theme), _to_pixels(options)
     if options.picture is not None:
         panel.imshow(_picture(options.picture))

@@ -134,7 +134,15 @@ def with_map(table: "TrackTable", scenario: Path) -> "TrackTable":
     if not path.is_file():
         return table
     road = read_map(path)
-    _check_distance(road, table, path)
+    points = road.points[road.is_point]
+    if len(points):
+        low, high = points.min(axis=0), points.max(axis=0)
+        outside = np.maximum(low - table.positions, table.positions - high).clip(min=0)
+        nearest = np.linalg.norm(outside, axis=1).min()
+        if nearest > FARTHEST_MAP:
+            raise ValueError(
+                f"{path}: the map is {nearest:.0f} m from all agents: give it in their coordinates"
+            )
     return replace(table, maps=(road,) * len(table.scene_names))
 
 
@@ -186,17 +194,3 @@ def _points(points: list[dict[str, float]]) -> np.ndarray:
 def _even(line: np.ndarray) -> np.ndarray:
     """At equal distances; a line of one point stays as it is, and is refused with its number."""
     return resampled(line, LANE_POINTS) if len(line) > 1 else line
-
-
-def _check_distance(road: RoadMap, table: "TrackTable", path: Path) -> None:
-    points = road.points[road.is_point]
-    if not len(points):
-        return
-    low, high = points.min(axis=0), points.max(axis=0)
-    outside = np.maximum(low - table.positions, table.positions - high).clip(min=0)
-    nearest = np.linalg.norm(outside, axis=1).min()
-    if nearest > FARTHEST_MAP:
-        raise ValueError(
-            f"{path}: the map is {nearest:.0f} m from all agents: give a map in their frame of "
-            "coordinates"
-        )

@@ -6,7 +6,7 @@ P predicted steps.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -23,23 +23,20 @@ from hf_vanilla.models.inputs_vanilla_scene import checked_scenes
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 from hf_vanilla.training.processes import sum_over_processes, validation_bar
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import Batch, Validation, micro_batch_size, weights_fingerprint
+from hf_vanilla.training.task import Batch, Validation, weights_fingerprint
 
-from .data import position_errors, prepare_tracks, random_changes
 from .forecaster import load_forecaster
 from .layout import (
     SceneLayout,
     agent_inputs,
     model_inputs,
     scene_batches,
-    scene_middles,
-    surrounding_inputs,
+    scene_inputs,
 )
-from .options import SceneOptions
 from .road_maps import RoadMap
 from .scores import JointSums, TrackSums, add_scenes
-from .task import TrackTask
-from .windows import Windows, by_group
+from .task import TrackTask, add_errors, prepare_tracks, random_changes
+from .windows import rows_of_groups
 
 logger = logging.getLogger(__name__)
 
@@ -83,58 +80,21 @@ class SceneOrder:
 
 
 @dataclass(frozen=True)
-class TrainingScenes:
-    """Training windows grouped by scene.
-
-    Attributes:
-        windows: of the training tracks.
-        options: of the task.
-        by_scene: `(W,)` windows, scene after scene.
-        starts: `(S + 1,)` index of each scene's first window in `by_scene`.
-    """
-
-    windows: Windows
-    options: SceneOptions
-    by_scene: np.ndarray
-    starts: np.ndarray
-
-    @classmethod
-    def of(cls, windows: Windows, options: SceneOptions) -> "TrainingScenes":
-        """Group windows by scene, in the order of the scenes' numbers."""
-        return cls(windows, options, *by_group(windows.groups))
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Agents of each scene, `(S,)`."""
-        return np.diff(self.starts)
-
-    def describe(self) -> str:
-        """Number and size of the scenes, and how many are cut, in words."""
-        limit = self.options.max_agents
-        return (
-            f"{len(self.sizes)} scenes of up to {self.sizes.max()} agents; "
-            f"{(self.sizes > limit).sum()} are cut to max_agents={limit}"
-        )
-
-    def rows(self, scene: int, generator: torch.Generator) -> np.ndarray:
-        """Windows of a scene, at most `max_agents`, others at random."""
-        rows = self.by_scene[self.starts[scene] : self.starts[scene + 1]]
-        if len(rows) <= self.options.max_agents:
-            return rows
-        selected = torch.randperm(len(rows), generator=generator)[: self.options.max_agents]
-        return rows[selected.numpy()]
-
-
-@dataclass(frozen=True)
 class SceneTask(TrackTask):
-    """Base class of the tasks whose items are scenes.
+    """Base class of the tasks whose items are scenes."""
 
-    Attributes:
-        scenes: training windows by scene.
-    """
-
-    scenes: TrainingScenes
     items: ClassVar[str] = "agents"
+    rows: ClassVar[str] = "scenes"
+
+    @cached_property
+    def by_scene(self) -> list[np.ndarray]:
+        """Training windows of each scene, in the order of the scenes' numbers."""
+        return rows_of_groups(self.train.groups)
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Agents of each training scene, `(S,)`."""
+        return np.array([len(rows) for rows in self.by_scene])
 
     @cached_property
     def config(self) -> Any:
@@ -145,13 +105,8 @@ class SceneTask(TrackTask):
     def maps(self) -> list[RoadMap]:
         """The maps of training scenes whose lanes are read."""
         are_read = "lanes" in self.recipe.entry.reads and self.options.with_lanes
-        maps = self.tracks.train.table.maps if are_read else None
+        maps = self.train.table.maps if are_read else None
         return [road for road in maps or () if road is not None]
-
-    @property
-    def micro_batches(self) -> int:
-        """Micro-batches in one step."""
-        return self.options.scenes_per_step // self.options.scenes_per_batch
 
     def order(self, per_step: int) -> SceneOrder:
         """Cut the scenes of a step into `per_step` equal micro-batches.
@@ -159,8 +114,7 @@ class SceneTask(TrackTask):
         Raises:
             ValueError: they cannot be cut so.
         """
-        size = micro_batch_size("scenes_per_step", self.options.scenes_per_step, per_step)
-        return SceneOrder(self.scenes.sizes, size, self.recipe.train.seed)
+        return SceneOrder(self.sizes, self.micro_batch_size(per_step), self.recipe.train.seed)
 
     def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
         """Scenes as the model's inputs, padded, each changed at random as a whole.
@@ -168,30 +122,22 @@ class SceneTask(TrackTask):
         Beside the tracks, kinds and sizes of agents, lights and lanes, as far as the model reads
         them.
         """
-        windows, options = self.scenes.windows, self.options
-        parts = [self.scenes.rows(scene, generator) for scene in scenes]
+        windows, options = self.train, self.options
+        parts = [self.by_scene[scene] for scene in scenes]
+        for index, rows in enumerate(parts):
+            if len(rows) > options.max_agents:
+                selected = torch.randperm(len(rows), generator=generator)[: options.max_agents]
+                parts[index] = rows[selected.numpy()]
         rows = np.concatenate(parts)
         layout = SceneLayout.of_groups(np.repeat(np.arange(len(parts)), [len(p) for p in parts]))
         inputs = model_inputs(windows, rows)
-        if options.position_noise:
-            shape = inputs["past_values"].shape
-            inputs["past_values"] += position_errors(options, shape, generator)
+        add_errors(inputs["past_values"], options, generator)
         table, last_rows = windows.table, windows[rows].last_rows
-        last = table.positions[last_rows]
-        middles = scene_middles(last, layout)  # (B, 2), origins of the scenes
-        offset = torch.from_numpy(last - middles[layout.scene]).float().unsqueeze(1)
         change = random_changes(options, len(parts), generator)  # (B, 2, 2)
-        for name in ("past_values", "future_values"):
-            inputs[name] = (inputs[name] + offset) @ change[layout.scene]
-        inputs["agent_mask"] = torch.ones(len(rows), dtype=torch.bool)
-        padded = {name: layout.pad(part) for name, part in inputs.items()}
         agents = agent_inputs(self.config, table, last_rows)
         maps = table.maps_of(last_rows) if self.maps else None
-        beside = surrounding_inputs(agents, maps, layout, middles)
-        for name, of_scene in (("light_values", change), ("lane_values", change.unsqueeze(1))):
-            if name in beside:
-                beside[name] = beside[name] @ of_scene
-        return padded | beside
+        last = table.positions[last_rows]
+        return scene_inputs(inputs, last, layout, agents, maps, change)[0]
 
     def validate(
         self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
@@ -208,7 +154,28 @@ class SceneTask(TrackTask):
         means: dict[str, float] = {}
         for sums in (single, together):
             means |= sums.means(sum_over_processes(accelerator, sums.sums))
-        return self.validated(means, modes)
+        others = {"ade": means["minADE1"], "fde": means["minFDE1"]}
+        if self.recipe.entry.is_joint:  # where a scene has one agent, its errors
+            others = {
+                f"joint_{kind.lower()}": means.get(f"minJ{kind}{modes}", means[f"min{kind}{modes}"])
+                for kind in ("ADE", "FDE")
+            }
+        return self.validated(means, modes, **others)
+
+    def describe_training(self) -> str:
+        """What the training data is cut into, in words."""
+        beside = " of windows"
+        if not self.recipe.entry.is_joint:
+            beside = f", {len(self.maps):,} maps of lanes"
+        return f"{len(self.sizes):,} scenes{beside}"
+
+    def log_training(self, beside: str = "") -> None:
+        """Log number and size of the training scenes, and how many are cut."""
+        limit = self.options.max_agents
+        logger.info(
+            "training: %d scenes of up to %d agents; %d are cut to max_agents=%d%s",
+            *(len(self.sizes), self.sizes.max(), (self.sizes > limit).sum(), limit, beside),
+        )
 
 
 def prepare_joint(recipe: Recipe) -> "JointTrajectoryTask":
@@ -218,13 +185,12 @@ def prepare_joint(recipe: Recipe) -> "JointTrajectoryTask":
         ValueError: the tracks do not match the recipe.
         OSError: a file cannot be read, or there is no first stage.
     """
-    tracks = prepare_tracks(recipe)
-    scenes = TrainingScenes.of(tracks.train, recipe.data)
-    logger.info("training: %s", scenes.describe())
-    first = None
+    tracks, first = prepare_tracks(recipe), None
     if recipe.data.first_stage is not None:
         first = load_first_stage(recipe.data.first_stage, recipe.config())
-    return JointTrajectoryTask(recipe, tracks, scenes, first)
+    task = JointTrajectoryTask(recipe, *tracks, first)
+    task.log_training()
+    return task
 
 
 def load_first_stage(
@@ -247,15 +213,9 @@ def load_first_stage(
             "joint_trajectories, stage first"
         )
     may_differ = (
-        "map_",
-        "diversity_",
-        "joint_weight",
-        "num_modes",
-        "_",
-        "architectures",
-        "dtype",
+        *("map_", "diversity_", "joint_weight", "num_modes"),
+        *("_", "architectures", "dtype", "transformers_version"),
         *task_entry("joint_trajectories").set_by_data,
-        "transformers_version",
     )
     saved = model.config.to_dict()
     wrong = [
@@ -308,17 +268,6 @@ class JointTrajectoryTask(SceneTask):
         values = {name: getattr(outputs, name) for name in (names if is_logged else names[:1])}
         return {name: value for name, value in values.items() if value is not None}
 
-    def validated(self, means: dict[str, float], modes: int, **others: float) -> Validation:
-        """Errors of the closest samples; where a scene has one agent, they are the agent's."""
-        for short in ("ADE", "FDE"):
-            score = means.get(f"minJ{short}{modes}", means[f"min{short}{modes}"])
-            others[f"joint_{short.lower()}"] = score
-        return super().validated(means, modes, **others)
-
-    def describe_training(self) -> str:
-        """What the training data is cut into, in words."""
-        return f"{len(self.scenes.sizes):,} scenes of windows"
-
 
 def prepare_scenes(recipe: Recipe) -> "SceneTrajectoryTask":
     """Read the tracks and lanes of a recipe and group its windows by scene.
@@ -327,12 +276,11 @@ def prepare_scenes(recipe: Recipe) -> "SceneTrajectoryTask":
         ValueError: the tracks do not match the recipe.
         OSError: a file cannot be read.
     """
-    options = recipe.data
-    tracks = prepare_tracks(recipe)
-    if not options.with_lanes:
-        tracks = replace(tracks, measured={**tracks.measured, "reads_lanes": False})
-    task = SceneTrajectoryTask(recipe, tracks, TrainingScenes.of(tracks.train, options))
-    logger.info("training: %s; %d have lanes", task.scenes.describe(), len(task.maps))
+    train, validation, measured = prepare_tracks(recipe)
+    if not recipe.data.with_lanes:
+        measured["reads_lanes"] = False
+    task = SceneTrajectoryTask(recipe, train, validation, measured)
+    task.log_training(f"; {len(task.maps)} have lanes")
     return task
 
 
@@ -345,8 +293,8 @@ class SceneTrajectoryTask(SceneTask):
     def fit(self, model: Any) -> None:
         """Take the regions of proposals from the training scenes."""
         if hasattr(model, "set_regions"):
-            count = min(len(self.scenes.sizes), REGION_SCENES)
-            scenes = np.linspace(0, len(self.scenes.sizes) - 1, count).astype(np.int64)
+            count = min(len(self.sizes), REGION_SCENES)
+            scenes = np.linspace(0, len(self.sizes) - 1, count).astype(np.int64)
             model.set_regions(**self.batch(scenes, torch.Generator().manual_seed(0)))
 
     def facts(self) -> dict[str, str]:
@@ -362,7 +310,3 @@ class SceneTrajectoryTask(SceneTask):
         batch = super().batch(scenes, generator)
         checked_scenes(self.config, **batch)
         return batch
-
-    def describe_training(self) -> str:
-        """What the training data is cut into, in words."""
-        return f"{len(self.scenes.sizes):,} scenes, {len(self.maps):,} maps of lanes"

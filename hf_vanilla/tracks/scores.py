@@ -4,6 +4,8 @@ Shapes: B windows, M modes, P predicted steps.
 """
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,33 @@ LEAST_LOG_DENSITY = -20.0  # of one step, as in published figures of this kind
 SMALLEST_VARIANCE = 1e-6
 
 
-class TrackSums:
-    """Sums of scores over windows, which add up over batches and processes.
+class ScoreSums:
+    """Sums of scores, which add up over batches and processes.
+
+    Args:
+        names: of the scores.
+
+    Attributes:
+        sums: `(2, scores)` float64: values, and how many they are of.
+        shows_empty: whether a score of nothing is 0; otherwise it is left out.
+    """
+
+    shows_empty = True
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.sums = torch.zeros(2, len(names), dtype=torch.float64)
+
+    def means(self, sums: Tensor | None = None) -> dict[str, float]:
+        """The mean of each score; of the sums of all processes where these are given."""
+        total = (self.sums if sums is None else sums).double().cpu()
+        means = total[0] / total[1].clamp(min=1)
+        found = zip(self.names, means.tolist(), total[1].tolist(), strict=True)
+        return {name: mean for name, mean, count in found if count or self.shows_empty}
+
+
+class TrackSums(ScoreSums):
+    """Sums of scores over windows.
 
     Best of k means the k most probable modes, each window by itself, ADE and FDE separately.
 
@@ -45,12 +72,12 @@ class TrackSums:
     ) -> None:
         self.counts = [*(k for k in MODE_COUNTS if k < modes), modes]
         self.miss_distance, self.largest_step = miss_distance, largest_step
-        self.names = [f"{kind}{k}" for k in self.counts for kind in ("minADE", "minFDE")]
-        self.names += ["miss_rate", "brier_minFDE"]
-        self.names += ["single_ADE", "single_FDE", "kde_nll"] if modes > 1 else []
-        self.names += ["density_nll"] if has_spreads else []
-        self.names += ["off_speed_share"] if largest_step else []
-        self.sums = torch.zeros(2, len(self.names), dtype=torch.float64)  # values, windows
+        names = [f"{kind}{k}" for k in self.counts for kind in ("minADE", "minFDE")]
+        names += ["miss_rate", "brier_minFDE"]
+        names += ["single_ADE", "single_FDE", "kde_nll"] if modes > 1 else []
+        names += ["density_nll"] if has_spreads else []
+        names += ["off_speed_share"] if largest_step else []
+        super().__init__(names)
 
     def add(
         self,
@@ -103,12 +130,6 @@ class TrackSums:
             value, counts = values[name]
             self.sums[0, column] += torch.where(counts, value, 0).sum().cpu()
             self.sums[1, column] += counts.sum().cpu()
-
-    def means(self, sums: Tensor | None = None) -> dict[str, float]:
-        """The mean of each score; of the sums of all processes where these are given."""
-        total = (self.sums if sums is None else sums).double().cpu()
-        means = total[0] / total[1].clamp(min=1)
-        return dict(zip(self.names, means.tolist(), strict=True))
 
 
 def expected_distances(trajectories: Tensor, probabilities: Tensor) -> Tensor:
@@ -179,8 +200,8 @@ def collision_share(
     return sum(int(is_close.sum()) for is_close in scenes) / pairs if pairs else 0.0
 
 
-class JointSums:
-    """Sums of joint scores over scenes of two or more agents, which add up over batches.
+class JointSums(ScoreSums):
+    """Sums of joint scores over scenes of two or more agents; without any they are left out.
 
     Mode m of all agents of a scene makes one future of the scene. `minJADE` is the smallest mean
     error of any of these futures, one future for all agents; `minJFDE` that of final errors, for
@@ -193,10 +214,11 @@ class JointSums:
         collision_distance: in units of the world.
     """
 
+    shows_empty = False
+
     def __init__(self, modes: int, *, collision_distance: float = COLLISION_DISTANCE) -> None:
+        super().__init__([f"minJADE{modes}", f"minJFDE{modes}", "joint_collision_share"])
         self.collision_distance = collision_distance
-        self.names = [f"minJADE{modes}", f"minJFDE{modes}", "joint_collision_share"]
-        self.sums = torch.zeros(2, 3, dtype=torch.float64)  # values, agents or pairs
 
     def add(self, tracks: Tensor, future: Tensor, known: Tensor, groups: np.ndarray) -> None:
         """Add whole scenes; those of one agent count nothing.
@@ -223,18 +245,6 @@ class JointSums:
             self.sums[0, 2] += close.double().mean(dim=1).sum()
             self.sums[1, 2] += len(close)
 
-    def means(self, sums: Tensor | None = None) -> dict[str, float]:
-        """The mean of each score; of the sums of all processes where these are given.
-
-        A score without any scene of two or more agents is left out.
-        """
-        total = (self.sums if sums is None else sums).double().cpu()
-        return {
-            name: float(total[0, column] / total[1, column])
-            for column, name in enumerate(self.names)
-            if total[1, column]
-        }
-
 
 def close_pairs(tracks: Tensor, distance: float) -> Tensor:
     """Which pairs of agents come closer than a distance in which mode, bool `(pairs, M)`.
@@ -253,11 +263,7 @@ def close_pairs(tracks: Tensor, distance: float) -> Tensor:
 
 @torch.no_grad()
 def add_windows(
-    sums: TrackSums,
-    model: Any,
-    windows: Windows,
-    rows: np.ndarray,
-    **kwargs: Any,
+    sums: TrackSums, model: Any, windows: Windows, rows: np.ndarray, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
     """Predict some windows and add them to the sums.
 
@@ -321,3 +327,98 @@ def add_scenes(
     known = torch.from_numpy(is_known[:, windows.observed :])
     together.add(in_world, future, known, windows[rows].groups)
     return in_world[torch.arange(len(rows)), logits.argmax(1)]
+
+
+# --- as text: every line has the protocol by which its score was measured ------------------------
+
+_SINGLE = "track of the smallest expected distance"
+_SHARES = ("miss_rate", "off_speed_share", "collision_share", "joint_collision_share")
+_NATS = ("kde_nll", "density_nll")
+_OVER_ALL = ("miss_rate", "brier_minFDE", *_NATS)
+_TOGETHER = "of futures of scenes of two or more people"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How windows were cut and compared; `line` is beside every score.
+
+    Attributes:
+        data: name of the data and of its split.
+        observed: steps T.
+        predicted: steps P.
+        step_seconds: time of a step.
+        unit: of distances.
+        windows: number of windows.
+        stride: steps from one window to the next.
+        with_company: only scenes with two or more agents (Social-GAN's rule).
+        allow_missing: windows may miss steps, which count nothing.
+        seed: of the training run, where known.
+    """
+
+    data: str
+    observed: int
+    predicted: int
+    step_seconds: float
+    unit: str
+    windows: int
+    stride: int = 1
+    with_company: bool = False
+    allow_missing: bool = False
+    seed: str = ""
+
+    @classmethod
+    def of(cls, windows: Windows, data: str, **known: Any) -> "Protocol":
+        """The protocol of windows of these data; `known` are further attributes."""
+        return cls(
+            data=data,
+            observed=windows.observed,
+            predicted=windows.predicted,
+            step_seconds=windows.table.step_seconds,
+            unit=windows.table.unit,
+            windows=len(windows),
+            **known,
+        )
+
+    def line(self, modes: int = 1, *, single: str = "top-scored track") -> str:
+        """The protocol of a score over so many modes; `single` says which one, if it is one."""
+        cut = "per scene of two or more" if self.with_company else "per person"
+        masked = ", missing steps masked" if self.allow_missing else ""
+        parts = [
+            self.data,
+            f"{self.observed} -> {self.predicted} steps of {self.step_seconds:g} s",
+            f"{cut}, stride {self.stride}, {self.windows:,} windows{masked}",
+            f"best of {modes} per person, ADE and FDE separately" if modes > 1 else single,
+        ]
+        return " | ".join([*parts, f"seed {self.seed}"] if self.seed else parts)
+
+
+@dataclass(frozen=True)
+class TrackScores:
+    """Scores with their protocol.
+
+    Attributes:
+        values: by name, such as `minADE20`.
+        protocol: how they were measured.
+    """
+
+    values: Mapping[str, float]
+    protocol: Protocol
+
+    def __str__(self) -> str:
+        return "\n".join(self._line(name, value) for name, value in self.values.items())
+
+    def _line(self, name: str, value: float) -> str:
+        digits = "".join(filter(str.isdigit, name))
+        modes = int(digits or 1)
+        if name in _OVER_ALL:
+            modes = max(int(name[6:]) for name in self.values if name.startswith("minADE"))
+        if name in _SHARES:
+            shown = f"{100 * value:.2f} %"
+        else:
+            shown = f"{value:.3f} {'nats' if name in _NATS else self.protocol.unit}"
+        if name.startswith("single_"):
+            return f"{name} {shown} | {self.protocol.line(single=_SINGLE)}"
+        if name.startswith(("minJ", "joint_")):
+            best = f"best of {modes}" if name.startswith("minJ") else "all"
+            return f"{name} {shown} | {self.protocol.line(single=f'{best} {_TOGETHER}')}"
+        return f"{name} {shown} | {self.protocol.line(modes)}"

@@ -3,8 +3,9 @@
 Shapes: B windows, T observed steps, P predicted steps.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,64 +19,156 @@ from transformers import PreTrainedModel
 
 import hf_vanilla
 from hf_vanilla.data.batching import RowOrder
+from hf_vanilla.hub.card import model_card
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.training.processes import sum_over_processes, validation_bar
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import (
-    Batch,
-    Validation,
-    Work,
-    data_fingerprint,
-    micro_batch_size,
-)
+from hf_vanilla.training.task import Batch, RowTask, Validation, Work, data_fingerprint
 
-from .card import track_card
-from .data import TrackData, position_errors, prepare_tracks, random_changes
-from .forecaster import class_name, new_forecaster
+from .built_in_tracks import BUILT_IN
+from .card import CARD
+from .eth_ucy import leave_one_out
+from .forecaster import check_rate, class_name, new_forecaster
 from .layout import model_inputs
-from .protocol import Protocol, TrackScores
-from .scores import TrackSums, add_windows
-from .windows import Windows
+from .options import WindowOptions
+from .scores import Protocol, TrackScores, TrackSums, add_windows
+from .table import TrackTable, resample
+from .windows import Windows, cut_windows
+
+logger = logging.getLogger(__name__)
 
 TEMPERATURE_ENDS = 2 / 3  # of the run
 CODEBOOK_WINDOWS = 20_000  # at most, from the first to the last
 
 
+def prepare_tracks(recipe: Recipe) -> tuple[Windows, Windows | None, dict[str, Any]]:
+    """Windows to train on and to validate on, and what is measured; see `TrackTask`.
+
+    Raises:
+        ValueError: the tracks do not match the recipe, or no window fits.
+        OSError: a file cannot be read.
+    """
+    options: WindowOptions = recipe.data
+    config = recipe.config()
+    tables = training_and_validation(options)
+    is_new = recipe.train.initial_model is None
+    for table, source in zip(tables, (options.dataset, "validation"), strict=True):
+        if table is not None:
+            check_rate(table, tables[0] if is_new else config, source)
+
+    how: dict[str, Any] = {
+        "observed": config.observed_steps,
+        "predicted": config.predicted_steps,
+        "allow_missing": options.allow_missing,
+    }
+    by_scene = "others" in recipe.entry.reads
+    train = cut_windows(tables[0], stride=options.stride, by_scene=by_scene, **how)
+    if not len(train):
+        shorter = "lower model.observed_steps or model.predicted_steps" if is_new else "give others"
+        raise ValueError(
+            f"{options.dataset} has no agent with {config.observed_steps} + "
+            f"{config.predicted_steps} steps without a gap: {shorter}, or set allow_missing"
+        )
+    validation = None if tables[1] is None else cut_windows(tables[1], **how)
+    if validation is not None and not len(validation):
+        raise ValueError(
+            "the validation tracks have no window: give other ones by --validation, more by "
+            "--validation_share, or none by --validation_share 0"
+        )
+    described = tables[0].describe() + options.left_out
+    logger.info("training: %s; %d windows", described, len(train))
+    logger.info("validation: %s windows", 0 if validation is None else len(validation))
+    return train, validation, measured_fields(tables[0])
+
+
+def measured_fields(table: TrackTable) -> dict[str, Any]:
+    """Fields of a new model's config that follow from training tracks; see `TrackTask`."""
+    lengths = table.displacements
+    moves = np.diff(table.positions, axis=0)[table.steps == 1]
+    return {
+        "step_seconds": table.step_seconds,
+        "unit": table.unit,
+        "velocity_std": float(np.sqrt(np.mean(lengths**2) / 2)) or 1.0,
+        "velocity_mean": moves.mean(axis=0).tolist(),
+        "velocity_deviation": [value or 1.0 for value in moves.std(axis=0).tolist()],
+        "largest_step": float(lengths.max(initial=0)),
+    }
+
+
+def training_and_validation(options: WindowOptions) -> tuple[TrackTable, TrackTable | None]:
+    """The tables to train and to validate on.
+
+    Raises:
+        ValueError: a file does not match the options.
+        OSError: a file cannot be read.
+    """
+    chosen = None if options.validation is None else options.read(options.validation, seed=1)
+    if options.left_out:
+        split = leave_one_out(options.dataset, options.test_scene)
+        if chosen is None and options.validation_share:
+            chosen = resample(split.validation, options.step_seconds)
+        return resample(split.train, options.step_seconds), chosen
+    train = options.read(options.dataset)
+    if chosen is None and options.validation_share and options.dataset in BUILT_IN:
+        chosen = options.read(options.dataset, seed=1)
+    if chosen is not None:
+        return train, chosen
+    is_held_out = options.held_out(train)
+    if not is_held_out.any():
+        return train, None
+    return train.rows(~is_held_out), train.rows(is_held_out)
+
+
+def random_changes(options: WindowOptions, count: int, generator: torch.Generator) -> Tensor:
+    """Matrices `(count, 2, 2)` that mirror, scale and turn, each at random."""
+    mirror, speed, angle = torch.rand(3, count, generator=generator)
+    change = torch.eye(2).repeat(count, 1, 1)
+    change[:, 1, 1] = torch.where(mirror < options.mirror, -1.0, 1.0)
+    # as often by a factor as by its inverse
+    change *= ((1 + options.speed_change) ** (2 * speed - 1)).view(-1, 1, 1)
+    if options.rotate:
+        turn = 2 * torch.pi * angle
+        rows = torch.stack((turn.cos(), turn.sin(), -turn.sin(), turn.cos()), -1)
+        change = change @ rows.view(-1, 2, 2)
+    return change
+
+
+def add_errors(past: Tensor, options: WindowOptions, generator: torch.Generator) -> None:
+    """Change observed positions `(B, T, 2)` by errors, as large for all positions of a window.
+
+    Recordings differ in their noise; a model that has seen several averages over as many steps as
+    the noise of a track asks for.
+    """
+    if options.position_noise:
+        share, level = torch.rand(2, len(past), 1, 1, generator=generator)
+        level = level * options.position_noise * (share < options.noise_share)
+        past += level * torch.randn(*past.shape, generator=generator)
+
+
 @dataclass(frozen=True)
-class TrackTask:
+class TrackTask(RowTask):
     """Base class of the tasks of forecasting; see `hf_vanilla.training.task.Task`.
 
     Attributes:
-        recipe: data, model and training.
-        tracks: training and validation windows with their statistics.
+        train: windows to train on.
+        validation: windows to validate on; None where there are none.
+        measured: fields of a new model's config, by name: rate and unit of the training tracks;
+            `velocity_std`, the root of the mean square of a component of their displacements;
+            `largest_step`, the farthest one; mean and standard deviations in x and y;
+            `reads_lanes` of a run without lanes.
     """
 
-    recipe: Recipe
-    tracks: TrackData
+    train: Windows
+    validation: Any  # Windows or None
+    measured: dict[str, Any]
     form_option: ClassVar[str] = "form"
     shown_count: ClassVar[str] = ""
     has_few_shapes: ClassVar[bool] = False
 
     @property
-    def options(self) -> Any:
-        """The recipe's data options."""
-        return self.recipe.data
-
-    @property
     def form(self) -> str:
         """The form of the model, a name of the task's row."""
         return getattr(self.options, self.form_option)
-
-    @property
-    def has_validation(self) -> bool:
-        """Whether there are validation windows."""
-        return self.tracks.validation is not None
-
-    @property
-    def validation(self) -> Windows:
-        """The validation windows, for a task with `has_validation`."""
-        assert self.tracks.validation is not None
-        return self.tracks.validation
 
     def model(self) -> PreTrainedModel:
         """A model of the recipe's form: a new one, or the initial model.
@@ -84,7 +177,7 @@ class TrackTask:
             ValueError: the initial model is of another form.
         """
         recipe, entry, start = self.recipe, self.recipe.entry, self.recipe.train.initial_model
-        measured = self.tracks.measured
+        measured = self.measured
         if start is not None:  # rate, unit and scale are its own
             largest_step = max(recipe.config().largest_step, measured["largest_step"])
             measured = {name: value for name, value in measured.items() if name == "reads_lanes"}
@@ -109,7 +202,7 @@ class TrackTask:
 
     def facts(self) -> dict[str, str]:
         """Fingerprints of the windows."""
-        parts = {"training": self.tracks.train, "validation": self.tracks.validation}
+        parts = {"training": self.train, "validation": self.validation}
         return {
             f"{part} tracks": data_fingerprint(len(w), w.table.positions, w.grid[w.first])
             for part, w in parts.items()
@@ -125,10 +218,6 @@ class TrackTask:
     ) -> dict[str, Tensor]:
         """Loss per known future step of the optimizer step."""
         return {"loss": model(**batch, num_items_in_batch=totals[0].clamp(min=1)).loss}
-
-    def derived(self, values: dict[str, float]) -> dict[str, float]:
-        """Nothing follows from the logged values."""
-        return {}
 
     def work(self, config: Any, batch: Batch) -> Work:
         """Windows or agents, and their observed and future steps, known ones and with padding."""
@@ -146,32 +235,31 @@ class TrackTask:
             **others: further values by the names of the task's measures.
         """
         values = {"min_ade": means[f"minADE{modes}"], "min_fde": means[f"minFDE{modes}"]}
-        values |= others or {"ade": means["minADE1"], "fde": means["minFDE1"]}
-        windows, options = self.validation, self.options
+        options = self.options
         data = "validation part"
         if options.left_out and options.validation is None:
             data = f"ETH/UCY without {options.test_scene}, validation cut"
         known = {"allow_missing": options.allow_missing, "seed": str(self.recipe.train.seed)}
-        protocol = Protocol.of(windows, data, **known)
-        return Validation(values, TrackScores(means, protocol))
+        protocol = Protocol.of(self.validation, data, **known)
+        return Validation(values | others, TrackScores(means, protocol))
 
     def save(self, folder: Path) -> None:
         """Nothing is needed beside config and weights."""
 
     def describe_training(self) -> str:
         """What the training data is cut into, in words."""
-        return f"{len(self.tracks.train):,} windows"
+        return f"{len(self.train):,} windows"
 
     def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
         """The model card with data, protocol and scores."""
         options = self.options
-        tracks = self.tracks.train.table.describe() + options.left_out
+        tracks = self.train.table.describe() + options.left_out
         training = f"{tracks}; {self.describe_training()}\n\n{facts['training']}"
-        return track_card(
-            **{**facts, "training": training},
-            dataset=Path(options.dataset).name,
-            scores=None if validation is None else validation.details,
-        )
+        facts = {**facts, "training": training, "dataset": Path(options.dataset).name}
+        if validation is not None:
+            lines = str(validation.details).splitlines()
+            facts["scores"] = "\n".join(f"- {line}" for line in lines)
+        return model_card(replace(CARD, **facts))
 
 
 def prepare(recipe: Recipe) -> "TrajectoryTask":
@@ -181,46 +269,23 @@ def prepare(recipe: Recipe) -> "TrajectoryTask":
         ValueError: the tracks do not match the recipe.
         OSError: a file cannot be read.
     """
-    return TrajectoryTask(recipe, prepare_tracks(recipe))
+    return TrajectoryTask(recipe, *prepare_tracks(recipe))
 
 
 @dataclass(frozen=True)
-class WindowRows:
-    """One micro-batch.
+class WindowOrder(RowOrder):
+    """Micro-batches of windows, each with the number of its optimizer step.
 
     Attributes:
-        rows: `(B,)` numbers of windows.
-        step: number of the optimizer step, from 0.
+        per_step: micro-batches of a step.
     """
 
-    rows: np.ndarray
-    step: int
-
-
-@dataclass(frozen=True)
-class WindowOrder:
-    """Micro-batches of equal size, epoch after epoch without a gap.
-
-    Attributes:
-        windows: how many there are.
-        size: windows of a micro-batch.
-        seed: of the order.
-        per_step: micro-batches of an optimizer step.
-    """
-
-    windows: int
-    size: int
-    seed: int
+    unit: str = "windows"
     per_step: int = 1
 
-    def __getitem__(self, number: int) -> WindowRows:
-        """Micro-batch `number` of the run."""
-        rows = RowOrder(self.windows, self.size, self.seed)[number]
-        return WindowRows(np.array(rows), number // self.per_step)
-
-    def describe(self) -> str:
-        """The size in words."""
-        return f"{self.size:,} windows"
+    def __getitem__(self, number: int) -> Any:
+        """Windows `(B,)` of micro-batch `number` of the run, and its optimizer step from 0."""
+        return np.array(super().__getitem__(number)), number // self.per_step
 
 
 @dataclass(frozen=True)
@@ -228,20 +293,16 @@ class TrajectoryTask(TrackTask):
     """A prepared run of trajectory forecasting."""
 
     items: ClassVar[str] = "windows"
+    rows: ClassVar[str] = "windows"
     counted: ClassVar[tuple[str, ...]] = ("future_steps",)
     has_few_shapes: ClassVar[bool] = True
-
-    @property
-    def micro_batches(self) -> int:
-        """Micro-batches in one step."""
-        return self.options.windows_per_step // self.options.windows_per_batch
 
     def fit(self, model: Any) -> None:
         """Set the codebook of the form with codes."""
         if hasattr(model, "fit_codebook"):
-            count = min(len(self.tracks.train), CODEBOOK_WINDOWS)
-            rows = np.linspace(0, len(self.tracks.train) - 1, count).astype(np.int64)
-            model.fit_codebook(**model_inputs(self.tracks.train, rows))
+            count = min(len(self.train), CODEBOOK_WINDOWS)
+            rows = np.linspace(0, len(self.train) - 1, count).astype(np.int64)
+            model.fit_codebook(**model_inputs(self.train, rows))
 
     def order(self, per_step: int) -> WindowOrder:
         """Cut the windows of a step into `per_step` equal micro-batches.
@@ -249,21 +310,21 @@ class TrajectoryTask(TrackTask):
         Raises:
             ValueError: they cannot be cut so.
         """
-        size = micro_batch_size("windows_per_step", self.options.windows_per_step, per_step)
-        return WindowOrder(len(self.tracks.train), size, self.recipe.train.seed, per_step)
+        size = self.micro_batch_size(per_step)
+        seed = self.recipe.train.seed
+        return WindowOrder(len(self.train), size, seed, per_step=per_step)
 
-    def batch(self, rows: WindowRows, generator: torch.Generator) -> Batch:
+    def batch(self, rows: tuple[np.ndarray, int], generator: torch.Generator) -> Batch:
         """Windows as the model's inputs, changed at random."""
-        inputs = model_inputs(self.tracks.train, rows.rows)
-        change = random_changes(self.options, len(rows.rows), generator)  # (B, 2, 2)
+        windows, step = rows
+        inputs = model_inputs(self.train, windows)
+        change = random_changes(self.options, len(windows), generator)  # (B, 2, 2)
         for name in ("past_values", "future_values"):
             inputs[name] = inputs[name] @ change
-        if self.options.position_noise:
-            shape = inputs["past_values"].shape
-            inputs["past_values"] += position_errors(self.options, shape, generator)
+        add_errors(inputs["past_values"], self.options, generator)
         start = self.options.winner_temperature
         if start and self.form in ("modes", "density"):
-            done = rows.step / (TEMPERATURE_ENDS * self.recipe.train.max_steps)
+            done = step / (TEMPERATURE_ENDS * self.recipe.train.max_steps)
             inputs["winner_temperature"] = torch.tensor(start * max(0.0, 1 - done))
         return inputs
 

@@ -114,12 +114,6 @@ def groups_of_rows(table: TrackTable, rows: np.ndarray) -> np.ndarray:
     return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
 
 
-def by_group(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows group after group, from `groups_of_rows`, and where each group starts; the end too."""
-    order = np.argsort(groups, kind="stable")
-    return order, np.searchsorted(groups[order], np.arange(groups.max(initial=-1) + 2))
-
-
 def rows_of_groups(groups: np.ndarray) -> list[np.ndarray]:
     """Rows of each group, from equal numbers `(W,)` for rows of one group."""
     order = np.argsort(groups, kind="stable")

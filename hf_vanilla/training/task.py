@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from accelerate import Accelerator
 from huggingface_hub import ModelCard
 from torch import Tensor
 from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from .recipe import Recipe
 
 Batch = dict[str, Tensor]
 
@@ -83,7 +86,8 @@ class Order(Protocol):
 class Task(Protocol):
     """A prepared task: data that were read, and everything that was learned from them.
 
-    Implementations are frozen dataclasses. They do not inherit from this class.
+    Implementations are frozen dataclasses. They do not inherit from this class; `RowTask` has what
+    most of them share.
 
     Attributes:
         items: plural name of what throughput counts, for `{items}_per_second` in the log: "tokens".
@@ -209,21 +213,55 @@ def data_fingerprint(rows: int, *arrays: np.ndarray) -> str:
     return f"{rows}:{digest.hexdigest()[:16]}"
 
 
-def micro_batch_size(name: str, per_step: int, micro_batches: int) -> int:
-    """Rows of each micro-batch of an optimizer step.
+@dataclass(frozen=True)
+class RowTask:
+    """Base class of tasks whose micro-batches have equally many rows.
 
-    Args:
-        name: of the option that gives `per_step`.
-        per_step: rows of a step.
-        micro_batches: equal parts of a step.
-
-    Raises:
-        ValueError: the rows cannot be cut so.
+    Attributes:
+        recipe: data, model and training.
+        train: training data.
+        validation: validation data; None where there are none.
+        rows: plural name of the rows in the data options `ROWS_per_step` and `ROWS_per_batch`.
     """
-    size, rest = divmod(per_step, micro_batches)
-    if rest or not size:
-        raise ValueError(
-            f"{name}={per_step} cannot be cut into {micro_batches} equal micro-batches: make it a "
-            "multiple"
+
+    recipe: "Recipe"
+    train: Any
+    validation: Any
+    rows: ClassVar[str]
+
+    @property
+    def options(self) -> Any:
+        """The recipe's data options."""
+        return self.recipe.data
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are validation data."""
+        return self.validation is not None
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one step."""
+        per_step, per_batch = (
+            getattr(self.options, f"{self.rows}_per_{part}") for part in ("step", "batch")
         )
-    return size
+        return per_step // per_batch
+
+    def micro_batch_size(self, per_step: int) -> int:
+        """Rows of a micro-batch, where a step is cut into `per_step` equal ones.
+
+        Raises:
+            ValueError: it cannot be cut so.
+        """
+        name = f"{self.rows}_per_step"
+        size, rest = divmod(getattr(self.options, name), per_step)
+        if rest or not size:
+            raise ValueError(
+                f"{name}={getattr(self.options, name)} cannot be cut into {per_step} equal "
+                "micro-batches: make it a multiple"
+            )
+        return size
+
+    def derived(self, values: dict[str, float]) -> dict[str, float]:
+        """Nothing follows from the logged values."""
+        return {}

@@ -140,7 +140,7 @@ def validate(
     task: ObjectDetectionTask, model: nn.Module, *, with_suppression: bool
 ) -> dict[str, float]:
     """AP of the validation scenes; at the end also with suppression of overlapping objects."""
-    images = task.sets.validation
+    images = task.validation
     detector, found = Detector(model.eval(), task.processor), []
     for first in range(0, len(images), 50):
         rows = range(first, min(first + 50, len(images)))

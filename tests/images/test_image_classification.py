@@ -15,10 +15,9 @@ from transformers import pipeline
 
 from hf_vanilla.data.batching import RowOrder
 from hf_vanilla.images.classifier import load_classifier
-from hf_vanilla.images.data import training_and_validation
 from hf_vanilla.images.evaluation import EvaluateImagesOptions, labelled_as, score_classifier
 from hf_vanilla.images.options import ImageDataOptions
-from hf_vanilla.images.task import prepare, training_flops
+from hf_vanilla.images.task import prepare, training_and_validation, training_flops
 from hf_vanilla.training.options import TrainRecipe
 from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
@@ -86,7 +85,7 @@ def test_validation_equals_the_scores_of_the_finished_model(images, tmp_path):
     folder = train(recipe(tmp_path / "run", images))
     last = json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
     task = prepare(recipe(tmp_path / "other", images))
-    scores = score_classifier(load_classifier(str(folder)), task.images.validation.images)
+    scores = score_classifier(load_classifier(str(folder)), task.validation.images)
     assert last["accuracy"] == pytest.approx(100 * scores.accuracy)
     assert last["validation_nll"] == pytest.approx(scores.nats, abs=1e-5)
 
@@ -153,11 +152,11 @@ def test_a_folder_of_the_name_digits_does_not_stand_for_the_built_in_ones(tmp_pa
 def test_a_share_of_the_training_images_validates_where_nothing_else_does(images, tmp_path):
     asked = recipe(tmp_path / "run", images / "train", data={"validation_share": 1 / 3})
     task = prepare(asked)
-    train_names = set(task.images.train.images.names)
-    held_out = set(task.images.validation.images.names)
+    train_names = set(task.train.images.names)
+    held_out = set(task.validation.images.names)
     assert (len(train_names), len(held_out)) == (12, 6)
     assert not train_names & held_out
-    assert prepare(asked).images.validation.images.names == task.images.validation.images.names
+    assert prepare(asked).validation.images.names == task.validation.images.names
 
 
 def test_training_images_do_not_stand_for_a_split_that_is_not_there(images):
@@ -185,7 +184,7 @@ def test_validation_of_the_hub_may_lack_a_class_but_no_label(monkeypatch):
         return Dataset.from_dict(rows, names if split == "test" else None)
 
     monkeypatch.setattr("datasets.load_dataset", load)
-    monkeypatch.setattr("hf_vanilla.data.images.image_cells", lambda *_: None)
+    monkeypatch.setattr("hf_vanilla.data.images.ImageCells", lambda *_: None)
     options = {"dataset": "some/dataset", "validation_split": "validation"}
     _, validation = training_and_validation(ImageDataOptions(**options))
     assert validation.label_names == ("a", "b", "c")

@@ -26,10 +26,10 @@ from hf_vanilla.objects.detector import Detections, Detector
 def found(*entries):
     """Objects given as (label, score, left, top, right, bottom)."""
     return Detections(
-        np.asarray([entry[0] for entry in entries], dtype=np.int64),
-        np.asarray([entry[1] for entry in entries], dtype=np.float64),
-        np.asarray([entry[2:] for entry in entries], dtype=np.float64).reshape(-1, 4),
-        np.arange(len(entries)),
+        labels=np.asarray([entry[0] for entry in entries], dtype=np.int64),
+        boxes=np.asarray([entry[2:] for entry in entries], dtype=np.float64).reshape(-1, 4),
+        scores=np.asarray([entry[1] for entry in entries], dtype=np.float64),
+        queries=np.arange(len(entries)),
     )
 
 

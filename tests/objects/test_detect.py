@@ -100,7 +100,7 @@ def test_a_detector_that_was_saved_in_bfloat16_detects(folder):
 
 def test_the_name_of_a_box_is_readable_on_a_black_image():
     box = np.array([[50.0, 100.0, 200.0, 200.0]])
-    found = Detections(np.array([0]), np.array([0.97]), box, np.array([0]))
+    found = Detections(np.array([0]), box, np.array([0.97]), np.array([0]))
     pixels = np.asarray(drawn_objects(Image.new("RGB", (256, 256)), found, ("8",)))[:98]  # above it
     ys, xs = pixels.any(2).nonzero()
     label = pixels[ys.min() : ys.max() + 1, xs.min() : xs.max() + 1].astype(int)
@@ -149,7 +149,7 @@ def test_file_names_of_annotations_may_have_folders():
     ids = CocoIds({"val/a.png": 3, "a.png": 5}, ())
     assert ids.image_id("/photos/val/a.png") == 3
     assert ids.image_id("other/a.png") == 5
-    with pytest.raises(ValueError, match=r"val/b\.png is not among the 2 images"):
+    with pytest.raises(ValueError, match=r"val/b\.png is not among the 2 annotated images"):
         ids.image_id("val/b.png")
 
 

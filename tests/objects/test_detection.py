@@ -10,7 +10,6 @@ from detection_files import boxed_images, write_coco
 from PIL import Image
 from torch.testing import assert_close
 
-from hf_vanilla.objects.data import check_trainable
 from hf_vanilla.objects.detection import (
     BoxAugmentation,
     DetectionCollator,
@@ -27,6 +26,7 @@ from hf_vanilla.objects.detection import (
 from hf_vanilla.objects.digit_scenes import digit_scenes
 from hf_vanilla.objects.report import detection_report
 from hf_vanilla.objects.sources import load_detection_images, read_coco
+from hf_vanilla.objects.task import check_trainable
 
 
 def noise(height, width):

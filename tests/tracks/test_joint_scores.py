@@ -6,8 +6,7 @@ import torch
 from torch.testing import assert_close
 
 from hf_vanilla.tracks.layout import SceneLayout, scene_batches, scene_middles
-from hf_vanilla.tracks.protocol import Protocol, TrackScores
-from hf_vanilla.tracks.scores import JointSums, TrackSums, close_pairs
+from hf_vanilla.tracks.scores import JointSums, Protocol, TrackScores, TrackSums, close_pairs
 
 PROTOCOL = Protocol(
     data="walks", observed=8, predicted=12, step_seconds=0.4, unit="m", windows=4, seed="0"

@@ -137,7 +137,7 @@ def test_an_interrupted_run_ends_in_the_same_weights(tracks, tmp_path, monkeypat
 
 def test_batches_hold_whole_scenes_of_one_frame_cut_to_the_largest_number(tracks, tmp_path):
     task = prepare(recipe(tmp_path / "run", tracks, data={"rotate": False, "position_noise": 0.0}))
-    sizes = task.scenes.sizes
+    sizes = task.sizes
     scenes = np.array([sizes.argmax(), sizes.argmin()])
     assert sizes[scenes].tolist() == [6, 5]
     batch = task.batch(scenes, torch.Generator().manual_seed(0))
@@ -145,10 +145,10 @@ def test_batches_hold_whole_scenes_of_one_frame_cut_to_the_largest_number(tracks
     assert batch["agent_mask"].sum(1).tolist() == counts.tolist()
     assert task.counts(batch) == [counts.sum()]
     # distances between agents are those of the table, but for a mirror image
-    windows = task.tracks.train
+    windows = task.train
     scene = int(np.argmin(sizes[scenes]))
     number = scenes[scene]
-    rows = task.scenes.by_scene[task.scenes.starts[number] : task.scenes.starts[number + 1]]
+    rows = task.by_scene[number]
     assert len(np.unique(windows.table.frame[windows.last_rows[rows]])) == 1
     wanted = np.sort(windows.table.positions[windows.last_rows[rows]][:, 0])
     found = np.sort(batch["past_values"][scene, batch["agent_mask"][scene], -1, 0].numpy())

@@ -116,8 +116,8 @@ def test_batches_hold_cars_and_lanes_turned_together(tmp_path):
     scenes = task.order(2)[0]
     batch = task.batch(scenes, torch.Generator().manual_seed(0))
     assert batch["past_values"].shape == (4, 2, 8, 2)
-    windows, table = task.tracks.train, task.tracks.train.table
-    of_batch = table.scene[windows.last_rows[task.scenes.by_scene[task.scenes.starts[scenes]]]]
+    windows, table = task.train, task.train.table
+    of_batch = table.scene[windows.last_rows[[task.by_scene[scene][0] for scene in scenes]]]
     roads = [table.maps[scene] for scene in of_batch]
     assert batch["lane_mask"].any(-1).sum(1).tolist() == [len(road) for road in roads]
     for row, scene in enumerate(of_batch):

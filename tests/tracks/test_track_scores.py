@@ -9,8 +9,9 @@ from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.tracks.forecaster import SIMPLE_MODELS, SimpleForecaster
-from hf_vanilla.tracks.protocol import Protocol, TrackScores
 from hf_vanilla.tracks.scores import (
+    Protocol,
+    TrackScores,
     TrackSums,
     collision_share,
     expected_distances,

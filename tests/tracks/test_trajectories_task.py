@@ -13,9 +13,8 @@ from transformers import AutoModelForTimeSeriesPrediction
 
 from hf_vanilla.tracks import eth_ucy
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
-from hf_vanilla.tracks.data import training_and_validation
 from hf_vanilla.tracks.options import TrackDataOptions
-from hf_vanilla.tracks.task import WindowOrder, prepare
+from hf_vanilla.tracks.task import WindowOrder, prepare, training_and_validation
 from hf_vanilla.training.options import TrainRecipe
 from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
@@ -133,9 +132,9 @@ def test_a_killed_run_ends_in_the_same_weights(tracks, tmp_path, program):
 
 def test_counts_are_observed_future_steps(tracks, tmp_path):
     task = prepare(recipe(tmp_path / "run", tracks))
-    rows = WindowOrder(len(task.tracks.train), 40, 0)[0]
-    windows = task.tracks.train
-    _, known, _ = windows.positions(rows.rows)
+    rows = WindowOrder(len(task.train), 40, 0)[0]
+    windows = task.train
+    _, known, _ = windows.positions(rows[0])
     batch = task.batch(rows, torch.Generator().manual_seed(0))
     assert task.counts(batch) == [int(known[:, 5:].sum())]
     assert task.counts(batch)[0] < 40 * 4
@@ -145,7 +144,7 @@ def test_noise_changes_observed_positions_of_its_share_of_windows_only(tracks, t
     still = {"speed_change": 0.0, "rotate": False, "mirror": 0.0}
     noisy = still | {"position_noise": 0.3, "noise_share": 0.4}
     tasks = [prepare(recipe(tmp_path, tracks, data=data)) for data in (still, noisy)]
-    rows = WindowOrder(len(tasks[0].tracks.train), 600, seed=0)[0]
+    rows = WindowOrder(len(tasks[0].train), 600, seed=0)[0]
     plain, changed = (task.batch(rows, torch.Generator().manual_seed(5)) for task in tasks)
     assert_close(changed["future_values"], plain["future_values"], rtol=0, atol=0)
     apart = (changed["past_values"] - plain["past_values"]).square().mean((1, 2)).sqrt()  # (B,)
@@ -158,7 +157,7 @@ def test_noise_changes_observed_positions_of_its_share_of_windows_only(tracks, t
 
 def test_an_epoch_has_each_window_once_whatever_the_size():
     order = WindowOrder(10, 4, 3)
-    rows = [row for number in range(5) for row in order[number].rows.tolist()]
+    rows = [row for number in range(5) for row in order[number][0].tolist()]
     assert sorted(rows[:10]) == sorted(rows[10:]) == list(range(10))
     assert rows[:10] != rows[10:]
 
@@ -263,12 +262,12 @@ def test_a_recipe_keeps_its_test_scene_wherever_the_data_lies(eth_ucy_folder, ca
     with caplog.at_level(logging.INFO):
         task = prepare(read_recipe(arguments))
     test_file = list(eth_ucy.FIRST_VALIDATION_FRAME).index("crowds_zara01")
-    files = task.tracks.train.table.positions[:, 1]  # y is the number of the file
+    files = task.train.table.positions[:, 1]  # y is the number of the file
     assert sorted(set(files.tolist())) == [number for number in range(8) if number != test_file]
     card = task.card({"title": "x", "training": "x"}, None).content
     assert all("without scene zara1" in text for text in (caplog.text, card))
     everything = prepare(read_recipe([*arguments, "--test_scene", "none"]))
-    assert test_file in everything.tracks.train.table.positions[:, 1]
+    assert test_file in everything.train.table.positions[:, 1]
 
 
 def test_chosen_tracks_validate_a_recipe_with_a_test_scene(eth_ucy_folder):
