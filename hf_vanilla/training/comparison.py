@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from hf_vanilla.families import validation_measures
 from hf_vanilla.files import write_text
 from hf_vanilla.options import Options, option, options_and_file
@@ -15,7 +17,7 @@ from hf_vanilla.options import Options, option, options_and_file
 from .comparison_statistics import (
     Difference,
     FinishedRuns,
-    SentenceCounts,
+    corpus_bleu,
     correlation_note,
     counts_of_runs,
     paired_bootstrap,
@@ -83,7 +85,7 @@ class Comparison:
     rows: FinishedRuns
     baseline: str
     samples: int
-    counts: Mapping[str, Sequence[SentenceCounts]]
+    counts: Mapping[str, Sequence[np.ndarray]]
     differences: Mapping[str, RowDifference]
 
 
@@ -149,14 +151,11 @@ def compare_runs(request: tuple[Path, CompareOptions]) -> str:
     counts = {} if sweep.test is None else counts_of_runs(rows, sweep.test)
     differences = _differences(sweep, rows, baseline, counts, options.samples) if counts else {}
     compared = Comparison(sweep, rows, baseline, options.samples, counts, differences)
-    files: dict[str, str] = {}
+    page, table = _page(path, compared) if options.page else "", _table(compared)
     if options.page:
-        files[options.page] = _page(path, compared)
-    table = _table(compared)
+        write_text(Path(options.page), page)
     if options.output:
-        files[options.output] = table_text(table, Path(options.output).suffix)
-    for file, text in files.items():
-        write_text(Path(file), text)
+        write_text(Path(options.output), table_text(table, Path(options.output).suffix))
     return table_text(table, ".md").rstrip("\n")
 
 
@@ -192,7 +191,7 @@ def _table(compared: Comparison) -> Table:
             values = [r["values"][measure] for _, r in runs if measure in r["values"]]
             cells.append(spread(values, measures[measure].precision) if values else "")
         if compared.counts:
-            cells.append(spread([one.bleu() for one in compared.counts[name]], 2))
+            cells.append(spread([*map(corpus_bleu, compared.counts[name])], 2))
             one = compared.differences[name].difference
             if one is None:
                 cells += ["", ""]
@@ -233,16 +232,14 @@ def table_text(table: Table, suffix: str) -> str:
         return file.getvalue()
     if suffix == ".json":
         records = [dict(zip(table.head, row, strict=True)) for row in table.rows]
-        return (
-            json.dumps({"rows": records, "notes": table.notes}, indent=1, ensure_ascii=False) + "\n"
-        )
+        content = {"rows": records, "notes": table.notes}
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     if suffix == ".tex":
         head, *rows = [" & ".join(cell.translate(LATEX) for cell in row) + r" \\" for row in lines]
         columns = "l" + "r" * (len(table.head) - 1)
         begin = [*(f"% {note}" for note in table.notes), rf"\begin{{tabular}}{{{columns}}}"]
-        return "\n".join(
-            [*begin, r"\hline", head, r"\hline", *rows, r"\hline", r"\end{tabular}", ""]
-        )
+        line, end = r"\hline", r"\end{tabular}"
+        return "\n".join([*begin, line, head, line, *rows, line, end, ""])
     head, *rows = ["| " + " | ".join(c.replace("|", r"\|") for c in row) + " |" for row in lines]
     return "\n".join([head, "|" + "---|" * len(table.head), *rows, "", *table.notes, ""])
 
@@ -260,8 +257,13 @@ READING = (
 
 def _page(path: Path, compared: Comparison) -> str:
     """The page in Markdown; `path` is that of the sweep file."""
-    sweep = compared.sweep
-    parts = [f"# {sweep.title}", sweep.about, _what_was_run(sweep, compared.rows)]
+    sweep, what_was_run = compared.sweep, _finished(compared.sweep, compared.rows)
+    recipes = [run.recipe() for run in sweep.runs]
+    lengths = {(r.train.max_steps, r.data.tokens_per_step) for r in recipes}
+    if len(lengths) == 1:
+        ((steps, tokens),) = lengths
+        what_was_run += f" A run is {steps:,} steps of {tokens:,} tokens a side."
+    parts = [f"# {sweep.title}", sweep.about, what_was_run]
     parts += [_page_table(compared), READING.format(samples=compared.samples)]
     parts += [correlation_note(compared.counts, sweep.published)]
     parts += [f"This page is written by `hf-vanilla compare {path.as_posix()} --page FILE`."]
@@ -272,7 +274,7 @@ def _differences(
     sweep: Sweep,
     rows: FinishedRuns,
     baseline: str,
-    counts: Mapping[str, Sequence[SentenceCounts]],
+    counts: Mapping[str, Sequence[np.ndarray]],
     samples: int,
 ) -> dict[str, RowDifference]:
     """Of the seeds that a row and the baseline both have: not of a run with other seeds."""
@@ -288,7 +290,7 @@ def _differences(
         if pairs and name != baseline:
             difference = paired_bootstrap(*zip(*pairs, strict=True), samples=samples)
         differences[name] = RowDifference(
-            of_seeds=tuple(a.bleu() - b.bleu() for a, b in pairs),
+            of_seeds=tuple(corpus_bleu(a) - corpus_bleu(b) for a, b in pairs),
             difference=difference,
             published=sweep.published_difference(name, baseline),
         )
@@ -313,24 +315,13 @@ def _finished(sweep: Sweep, rows: FinishedRuns) -> str:
     return "".join(text)
 
 
-def _what_was_run(sweep: Sweep, rows: FinishedRuns) -> str:
-    """Rows and seeds that are finished, those that are missing, and the length of a run."""
-    text = _finished(sweep, rows)
-    recipes = [run.recipe() for run in sweep.runs]
-    lengths = {(r.train.max_steps, r.data.tokens_per_step) for r in recipes}
-    if len(lengths) == 1:
-        ((steps, tokens),) = lengths
-        text += f" A run is {steps:,} steps of {tokens:,} tokens a side."
-    return text
-
-
 def _page_table(compared: Comparison) -> str:
     sweep = compared.sweep
     head = ["run", "seeds", "test BLEU", "difference", "95 % interval"]
     head += ["published", "difference", "the published difference"] if sweep.published else []
     rows = []
     for name, row in compared.differences.items():
-        scores = [one.bleu() for one in compared.counts[name]]
+        scores = [*map(corpus_bleu, compared.counts[name])]
         cells = [name, str(len(scores)), spread(scores, 2)]
         difference = row.difference
         if difference is None:

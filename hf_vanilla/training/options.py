@@ -72,11 +72,7 @@ class TrainRecipe(Options):
         "backbone=1e-5; in a file, keys and values",
         read=_rates_of_text,
     )
-    schedule: str = option(
-        "inverse_sqrt",
-        "learning rate over the steps",
-        choices=tuple(SCHEDULES),
-    )
+    schedule: str = option("inverse_sqrt", "learning rate over the steps", choices=tuple(SCHEDULES))
     warmup_steps: int = option(4000, "optimizer steps to the peak", at_least=1)
     optimizer: str = option("adam", "of the weights", choices=tuple(OPTIMIZER_CLASSES))
     weight_decay: float = option(
