@@ -101,10 +101,14 @@ def convert_detr(options: DetrOptions) -> Path:
         )
         model.save_pretrained(folder)
         processor.save_pretrained(folder)
-        if (theirs := _transformers_model(source)) is not None:
-            require_same_outputs(
-                VanillaForObjectDetection.from_pretrained(folder).eval(), theirs, IMAGE_SIZE
+        their_config = None if source.is_file() else DetrConfig.from_pretrained(source)
+        if their_config and their_config.backbone_config.model_type == "resnet":
+            theirs, report = DetrForObjectDetection.from_pretrained(
+                source, dtype=torch.float32, output_loading_info=True
             )
+            if not report["missing_keys"]:
+                ours = VanillaForObjectDetection.from_pretrained(folder).eval()
+                require_same_outputs(ours, theirs.eval(), IMAGE_SIZE)
         carry_over(options.input, folder)
     return Path(options.output)
 
@@ -162,9 +166,18 @@ def config_of_folder(folder: Path) -> VanillaDetrConfig:
     if labels := theirs.get("id2label"):
         known["id2label"] = {int(number): label for number, label in labels.items()}
         known["label2id"] = {label: number for number, label in known["id2label"].items()}
-    if (theirs.get("backbone_config") or {}).get("model_type") == "resnet":
+    inner = theirs.get("backbone_config") or {}
+    name = inner.get("backbone") or theirs.get("backbone") or "resnet50"
+    if inner.get("model_type") == "resnet":
         known["dilation"] = False  # transformers dilates timm's backbones only
-    return VanillaDetrConfig(**known, backbone_config=_backbone_config(theirs), auxiliary_loss=True)
+        backbone = ResNetConfig.from_dict(inner)
+    elif name in DEPTHS:
+        backbone = ResNetConfig(depths=DEPTHS[name], out_features=["stage4"])
+    else:
+        raise ValueError(
+            f"backbone={name!r}: known are {', '.join(DEPTHS)} and transformers' resnet"
+        )
+    return VanillaDetrConfig(**known, backbone_config=backbone, auxiliary_loss=True)
 
 
 def config_of_weights(
@@ -293,7 +306,7 @@ def to_authors(model: VanillaForObjectDetection) -> dict[str, Tensor]:
         ),
     }
     refuse("the authors' DETR", reasons)
-    return _renamed(model, {**authors_names(), **torchvision_backbone("backbone.0.body.")})
+    return _renamed(model, authors_names())
 
 
 # --- inside ------------------------------------------------------------------------------------
@@ -317,31 +330,6 @@ def _foreign(config: Any) -> dict[str, bool]:
         f"layer_norm_eps={config.layer_norm_eps} (there: 1e-05)": config.layer_norm_eps != 1e-5,
         "attention_bias=False (there: biases)": not config.attention_bias,
     }
-
-
-def _transformers_model(source: Path) -> DetrForObjectDetection | None:
-    """Transformers' model of a folder; None for another source, or where it cannot load it."""
-    if (
-        source.is_file()
-        or DetrConfig.from_pretrained(source).backbone_config.model_type != "resnet"
-    ):
-        return None
-    theirs, report = DetrForObjectDetection.from_pretrained(
-        source, dtype=torch.float32, output_loading_info=True
-    )
-    return None if report["missing_keys"] else theirs.eval()
-
-
-def _backbone_config(theirs: dict[str, Any]) -> ResNetConfig:
-    inner = theirs.get("backbone_config") or {}
-    if inner.get("model_type") == "resnet":
-        return ResNetConfig.from_dict(inner)
-    name = inner.get("backbone") or theirs.get("backbone") or "resnet50"
-    if name not in DEPTHS:
-        raise ValueError(
-            f"backbone={name!r}: known are {', '.join(DEPTHS)} and transformers' resnet"
-        )
-    return ResNetConfig(depths=DEPTHS[name], out_features=["stage4"])
 
 
 def _authors_weights(path: Path) -> dict[str, Tensor]:
@@ -392,19 +380,15 @@ def transformers_names(*, version: int) -> Names:
 
 
 def authors_names() -> Names:
-    """Names of the transformer in the authors' files."""
+    """Names in the authors' files."""
     return {
+        **torchvision_backbone("backbone.0.body."),
         "query_embed.weight": "model.query_positions.weight",
         "input_proj.{kind}": "model.input_projection.{kind}",
         "transformer.decoder.norm.{kind}": "model.decoder.layer_norm.{kind}",
         "class_embed.{kind}": "class_labels_classifier.{kind}",
         "bbox_embed.layers.{n}.{kind}": "bbox_predictor.layers.{n}.{kind}",
-        **torch_layer_names(
-            "transformer.encoder.layers.{n}.", "model.encoder.layers.{n}.", is_decoder=False
-        ),
-        **torch_layer_names(
-            "transformer.decoder.layers.{n}.", "model.decoder.layers.{n}.", is_decoder=True
-        ),
+        **torch_layer_names("transformer.{side}.layers.{n}.", "model.{side}.layers.{n}."),
     }
 
 
@@ -444,7 +428,7 @@ def names_of(weights: Iterable[str]) -> Names:
         hint = " or ".join(sorted(found))
         raise ValueError(f"these weights are not DETR's: they look like {hint}")
     if any(name.startswith("transformer.encoder.") for name in known):
-        return {**authors_names(), **torchvision_backbone("backbone.0.body.")}
+        return authors_names()
     version = 5 if any(".mlp.fc1." in name for name in known) else 4
     places = ("model.backbone.conv_encoder.model.", "model.backbone.model.")
     prefix = next((p for p in places if any(name.startswith(p) for name in known)), None)

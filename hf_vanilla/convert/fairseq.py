@@ -18,7 +18,6 @@ from hf_vanilla.options import Options, option
 from .checkpoint_files import is_state_dict, read_checkpoint, toolkit_of_content, toolkit_of_path
 from .fairseq_settings import (
     SIDES,
-    Sharing,
     config_values,
     cut_positions,
     fairseq_decoding,
@@ -28,13 +27,7 @@ from .fairseq_settings import (
     sharing_of,
     wrong_types,
 )
-from .fairseq_tokenizer import (
-    SENTENCEPIECE_SUFFIX,
-    Dictionaries,
-    TextSettings,
-    build_tokenizer,
-    read_dictionary,
-)
+from .fairseq_tokenizer import SENTENCEPIECE_SUFFIX, build_tokenizer, read_dictionary
 from .weight_names import load_renamed, rename_to_ours
 
 CODES_NAMES = ("bpecodes", "code", "codes", "bpe.codes")
@@ -152,17 +145,14 @@ def _convert_one(path: Path, options: FairseqOptions, output: Path) -> None:
     dictionaries = [read_dictionary(folder / f"dict.{name}.txt") for name in languages]
     model = _model(weights, settings, dictionaries, path)
     is_bpe = pieces.suffix != SENTENCEPIECE_SUFFIX
-    source, target = dictionaries
     tokenizer = build_tokenizer(
         pieces,
-        Dictionaries(source=source, target=None if target == source else target),
-        TextSettings(
-            source_lang=languages[0],
-            target_lang=languages[1],
-            use_moses=is_bpe if options.use_moses is None else options.use_moses,
-            do_lower_case=options.do_lower_case,
-            model_max_length=model.config.max_position_embeddings,
-        ),
+        dictionaries,
+        source_lang=languages[0],
+        target_lang=languages[1],
+        use_moses=is_bpe if options.use_moses is None else options.use_moses,
+        do_lower_case=options.do_lower_case,
+        model_max_length=model.config.max_position_embeddings,
     )
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
@@ -205,16 +195,23 @@ def _model(
     dictionaries: list[list[str]],
     origin: Path,
 ) -> VanillaForConditionalGeneration:
-    sharing = sharing_of(settings)
+    is_shared = sharing_of(settings)["share_encoder_decoder_embeddings"]
     rows = {side: weights.get(f"{side}.embed_tokens.weight") for side in SIDES}
     sizes = [
         len(tokens) if table is None else len(table)
         for tokens, table in zip(dictionaries, rows.values(), strict=True)
     ]
-    faults = refusals(settings) + _vocabulary_faults(sizes, dictionaries, sharing)
-    renamed = rename_to_ours(cut_positions(weights), names_of(sharing))
+    faults = refusals(settings) + [
+        f"the {name} dictionary has {len(tokens)} tokens, the four special ones included, "
+        f"but its embedding has {size} rows"
+        for name, tokens, size in zip(("source", "target"), dictionaries, sizes, strict=True)
+        if len(tokens) != size
+    ]
+    if is_shared and dictionaries[0] != dictionaries[1]:
+        faults.append("both sides share one embedding, but their dictionaries differ")
+    renamed = rename_to_ours(cut_positions(weights), names_of(is_shared=is_shared))
     try:
-        values = config_values(settings, sharing)
+        values = config_values(settings)
     except KeyError:  # missing sizes are among the faults already
         left_over = ", ".join(sorted(renamed.left_over)) or "none"
         faults.append(f"weights of unknown names: {left_over}")
@@ -229,18 +226,3 @@ def _model(
         raise ValueError(f"{origin} cannot be converted exactly: {'; '.join(faults)}")
     model.generation_config = fairseq_decoding(settings)
     return model
-
-
-def _vocabulary_faults(
-    sizes: list[int], dictionaries: list[list[str]], sharing: Sharing
-) -> list[str]:
-    """Dictionaries that contradict the embedding tables or each other."""
-    faults = [
-        f"the {name} dictionary has {len(tokens)} tokens, the four special ones included, "
-        f"but its embedding has {size} rows"
-        for name, tokens, size in zip(("source", "target"), dictionaries, sizes, strict=True)
-        if len(tokens) != size
-    ]
-    if sharing.of_sides and dictionaries[0] != dictionaries[1]:
-        faults.append("both sides share one embedding, but their dictionaries differ")
-    return faults

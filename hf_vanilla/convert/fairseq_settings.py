@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +13,7 @@ from .weight_names import Names
 MAX_TARGET_TOKENS = 200
 SETTINGS_PARTS = ("task", "criterion", "model")
 SIDES = ("encoder", "decoder")
+IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 
 # fairseq's name: our name; all must be in the checkpoint
 SIZES = {
@@ -80,19 +80,6 @@ OTHER_ARCHITECTURES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sharing:
-    """Which embedding tables are shared.
-
-    Attributes:
-        of_sides: source and target share one embedding.
-        of_output: the output projection is tied to the target embedding.
-    """
-
-    of_sides: bool
-    of_output: bool
-
-
 def settings_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """All settings by fairseq's flat names, from `args` or from a nested `cfg`."""
     config = checkpoint.get("cfg")
@@ -138,12 +125,11 @@ def refusals(settings: Mapping[str, Any]) -> list[str]:
     return faults + _unequal_sides(settings)
 
 
-def config_values(settings: Mapping[str, Any], sharing: Sharing) -> dict[str, Any]:
+def config_values(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `VanillaConfig`, without the vocabulary sizes.
 
     Args:
         settings: in which `refusals` finds no fault.
-        sharing: which tables are shared.
     """
     is_learned = bool(settings.get("encoder_learned_pos"))
     # the older name counts where the newer one has 0, as in fairseq
@@ -167,22 +153,19 @@ def config_values(settings: Mapping[str, Any], sharing: Sharing) -> dict[str, An
         "label_smoothing": smoothing if is_smoothed else 0.0,
         # until 2021 fairseq saved `args` instead of `cfg`, and smoothed over all tokens
         "label_smoothing_type": settings.get("label_smoothing_type", "uniform"),
-        "share_encoder_decoder_embeddings": sharing.of_sides,
-        "tie_word_embeddings": sharing.of_output,
-        "bos_token_id": 0,
-        "pad_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 2,
+        **sharing_of(settings),
+        **IDS,
     }
 
 
-def sharing_of(settings: Mapping[str, Any]) -> Sharing:
-    """Which embedding tables the settings share."""
-    is_all = bool(settings.get("share_all_embeddings"))
-    return Sharing(
-        of_sides=is_all or bool(settings.get("merge_src_tgt_embed")),
-        of_output=is_all or bool(settings.get("share_decoder_input_output_embed")),
-    )
+def sharing_of(settings: Mapping[str, Any]) -> dict[str, bool]:
+    """Which embedding tables the settings share, as fields of `VanillaConfig`."""
+    sides = ("share_all_embeddings", "merge_src_tgt_embed")
+    output = ("share_all_embeddings", "share_decoder_input_output_embed")
+    return {
+        "share_encoder_decoder_embeddings": any(settings.get(name) for name in sides),
+        "tie_word_embeddings": any(settings.get(name) for name in output),
+    }
 
 
 def max_positions(settings: Mapping[str, Any], side: str) -> int:
@@ -190,8 +173,12 @@ def max_positions(settings: Mapping[str, Any], side: str) -> int:
     return int(settings.get(f"max_{side}_positions") or 1024)
 
 
-def names_of(sharing: Sharing) -> Names:
-    """The table of names from fairseq, old and new, to ours."""
+def names_of(*, is_shared: bool) -> Names:
+    """The table of names from fairseq, old and new, to ours.
+
+    Args:
+        is_shared: whether both sides share one embedding.
+    """
     layer = "{side}.layers.{n}."
     same = (
         f"{layer}{{attention}}.{{what}}_proj.{{kind}}",
@@ -217,7 +204,7 @@ def names_of(sharing: Sharing) -> Names:
         },
         **{
             f"{side}.embed_tokens.weight": (
-                "model.shared.weight" if sharing.of_sides else f"model.{side}.embed_tokens.weight"
+                "model.shared.weight" if is_shared else f"model.{side}.embed_tokens.weight"
             )
             for side in SIDES
         },
@@ -280,8 +267,5 @@ def fairseq_decoding(settings: Mapping[str, Any]) -> GenerationConfig:
         max_new_tokens=longest + 1,
         forced_eos_token_id=2,
         suppress_tokens=[1],
-        bos_token_id=0,
-        pad_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=2,
+        **IDS,
     )

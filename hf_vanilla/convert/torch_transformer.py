@@ -84,9 +84,7 @@ def convert_torch(options: TorchOptions) -> Path:
     """
     with whole_folder(options.output) as folder:
         content = read_checkpoint(options.input, trust_pickle=options.trust_pickle)
-        weights = _state_dict(content, options)
-        model = from_torch(weights, options)
-        model.save_pretrained(folder)
+        from_torch(_state_dict(content, options), options).save_pretrained(folder)
     return Path(options.output)
 
 
@@ -116,19 +114,15 @@ def from_torch(
 def torch_names(options: TorchOptions) -> Names:
     """The table of names for the attribute names in `options`."""
     inner = options.inner
-    names: dict[str, str | tuple[str, ...] | None] = {
+    return {
         f"{inner}{{side}}.norm.{{kind}}": "model.{side}.layer_norm.{kind}",
         f"{options.output_projection}.{{kind}}": "lm_head.{kind}",
-    }
-    if options.positions:
-        names[options.positions] = None
-    tables = {"encoder": options.source_embedding, "decoder": options.target_embedding}
-    for side, table in tables.items():
-        theirs, ours = f"{inner}{side}.layers.{{n}}.", f"model.{side}.layers.{{n}}."
-        names |= torch_layer_names(theirs, ours, is_decoder=side == "decoder")
+        **({options.positions: None} if options.positions else {}),
+        **torch_layer_names(f"{inner}{{side}}.layers.{{n}}.", "model.{side}.layers.{n}."),
         # the same name for both: one shared table
-        names[f"{table}.weight"] = f"model.{side}.embed_tokens.weight"
-    return names
+        f"{options.source_embedding}.weight": "model.encoder.embed_tokens.weight",
+        f"{options.target_embedding}.weight": "model.decoder.embed_tokens.weight",
+    }
 
 
 # --- inside ------------------------------------------------------------------------------------
@@ -161,17 +155,23 @@ def _config(
 ) -> tuple[VanillaConfig, list[str]]:
     """The config from shapes, names and options, and reasons why our model cannot express it."""
     inner = options.inner
-    source, target, output, encoder_inner, decoder_inner = _matrices(
-        weights,
-        [
-            f"{options.source_embedding}.weight",
-            f"{options.target_embedding}.weight",
-            f"{options.output_projection}.weight",
-            f"{inner}encoder.layers.0.linear1.weight",
-            f"{inner}decoder.layers.0.linear1.weight",
-        ],
-        options,
-    )
+    names = [
+        f"{options.source_embedding}.weight",
+        f"{options.target_embedding}.weight",
+        f"{options.output_projection}.weight",
+        f"{inner}encoder.layers.0.linear1.weight",
+        f"{inner}decoder.layers.0.linear1.weight",
+    ]
+    if absent := [name for name in names if name not in weights or weights[name].dim() != 2]:
+        # of the layers, name only the module that contains them
+        parts = sorted({re.sub(r"(^|\.)(en|de)coder\..*", r"\1", name) for name in weights})
+        raise ValueError(
+            f"{options.input} has no matrix {', '.join(absent)}; it has "
+            f"{', '.join(part.rstrip('.') or 'encoder, decoder' for part in parts)}: give names "
+            "with --transformer, --source_embedding, --target_embedding, --output_projection and "
+            "--prefix"
+        )
+    source, target, output, encoder_inner, decoder_inner = (weights[name] for name in names)
     positions, faults = _positions(weights, options, source.shape[1])
     is_shared = torch.equal(source, target)
     config = VanillaConfig(
@@ -202,22 +202,6 @@ def _config(
         **positions,
     )
     return config, faults
-
-
-def _matrices(
-    weights: Mapping[str, Tensor], names: list[str], options: TorchOptions
-) -> list[Tensor]:
-    absent = [name for name in names if name not in weights or weights[name].dim() != 2]
-    if absent:
-        # of the layers, name only the module that contains them
-        parts = sorted({re.sub(r"(^|\.)(en|de)coder\..*", r"\1", name) for name in weights})
-        raise ValueError(
-            f"{options.input} has no matrix {', '.join(absent)}; it has "
-            f"{', '.join(part.rstrip('.') or 'encoder, decoder' for part in parts)}: give names "
-            "with --transformer, --source_embedding, --target_embedding, --output_projection and "
-            "--prefix"
-        )
-    return [weights[name] for name in names]
 
 
 def _positions(

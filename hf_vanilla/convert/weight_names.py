@@ -110,8 +110,14 @@ def load_renamed(
             _add(found, target, weight, renamed.origins[name])
         else:
             found.left_over.append(renamed.origins[name])
+    why = {
+        name: f" ({reason})"
+        for name in found.left_over
+        for pattern, reason in (reasons or {}).items()
+        if _expression(pattern).fullmatch(name)
+    }
     faults = {
-        "left over": [_explained(name, reasons or {}) for name in sorted(found.left_over)],
+        "left over": [name + why.get(name, "") for name in sorted(found.left_over)],
         "missing": sorted(expected.keys() - found.weights.keys()),
         "wrong": [
             f"{found.origins[name]} ({fault})"
@@ -146,29 +152,26 @@ def count_layers(names: Iterable[str], prefix: str) -> int:
     return len({match[1] for match in found if match})
 
 
-def torch_layer_names(theirs: str, ours: str, *, is_decoder: bool) -> Names:
-    """The table of a layer of `torch.nn.TransformerEncoder` or `torch.nn.TransformerDecoder`.
+def torch_layer_names(theirs: str, ours: str) -> Names:
+    """The table of all layers of `torch.nn.TransformerEncoder` and `torch.nn.TransformerDecoder`.
 
     Args:
-        theirs: the other toolkit's prefix of the layer.
-        ours: our prefix.
-        is_decoder: whether the layer has cross-attention too.
+        theirs: the other toolkit's prefix of a layer, in which `{side}` is encoder or decoder.
+        ours: our prefix, likewise.
     """
-    attentions = {"self_attn": "self_attn"}
-    norms = ["self_attn_layer_norm", "final_layer_norm"]
-    if is_decoder:
-        attentions["multihead_attn"] = "encoder_attn"
-        norms.insert(1, "encoder_attn_layer_norm")
+    own, cross = {"self_attn": "self_attn"}, {"multihead_attn": "encoder_attn"}
     names: dict[str, str | tuple[str, ...]] = {}
-    for name, attention in attentions.items():
-        for kind in ("weight", "bias"):
-            names[f"{theirs}{name}.in_proj_{kind}"] = tuple(
-                f"{ours}{attention}.{part}_proj.{kind}" for part in "qkv"
-            )
-        names[f"{theirs}{name}.out_proj.{{kind}}"] = f"{ours}{attention}.out_proj.{{kind}}"
-    for number, norm in enumerate(norms, start=1):
-        names[f"{theirs}norm{number}.{{kind}}"] = f"{ours}{norm}.{{kind}}"
-    names[f"{theirs}linear{{k}}.{{kind}}"] = f"{ours}fc{{k}}.{{kind}}"
+    for side, attentions in {"encoder": own, "decoder": own | cross}.items():
+        them, us = (prefix.replace("{side}", side) for prefix in (theirs, ours))
+        for name, attention in attentions.items():
+            for kind in ("weight", "bias"):
+                names[f"{them}{name}.in_proj_{kind}"] = tuple(
+                    f"{us}{attention}.{part}_proj.{kind}" for part in "qkv"
+                )
+            names[f"{them}{name}.out_proj.{{kind}}"] = f"{us}{attention}.out_proj.{{kind}}"
+        for number, norm in enumerate((*attentions.values(), "final"), start=1):
+            names[f"{them}norm{number}.{{kind}}"] = f"{us}{norm}_layer_norm.{{kind}}"
+        names[f"{them}linear{{k}}.{{kind}}"] = f"{us}fc{{k}}.{{kind}}"
     return names
 
 
@@ -248,11 +251,6 @@ def _expression(pattern: str) -> re.Pattern[str]:
             for number, part in enumerate(parts)
         )
     )
-
-
-def _explained(name: str, reasons: Mapping[str, str]) -> str:
-    found = (why for what, why in reasons.items() if _expression(what).fullmatch(name))
-    return f"{name} ({why})" if (why := next(found, None)) else name
 
 
 def _mismatch(weight: Tensor, expected: Tensor) -> str | None:
