@@ -91,15 +91,11 @@ def convert_detr(options: DetrOptions) -> Path:
                     f"leave them out, {options.input} has its own in config.json"
                 )
             parts = sorted(source.glob("*.safetensors")) or [source / "pytorch_model.bin"]
-            weights = {
-                name: weight for part in parts for name, weight in read_checkpoint(part).items()
-            }
+            weights = {n: w for part in parts for n, w in read_checkpoint(part).items()}
             config = config_of_folder(source)
             processor = load_saved(DetrImageProcessorPil, source)
-        model = from_detr(
-            weights, config, origin=options.input, without_masks=options.without_masks
-        )
-        model.save_pretrained(folder)
+        ours = from_detr(weights, config, origin=options.input, without_masks=options.without_masks)
+        ours.save_pretrained(folder)
         processor.save_pretrained(folder)
         their_config = None if source.is_file() else DetrConfig.from_pretrained(source)
         if their_config and their_config.backbone_config.model_type == "resnet":
@@ -107,8 +103,8 @@ def convert_detr(options: DetrOptions) -> Path:
                 source, dtype=torch.float32, output_loading_info=True
             )
             if not report["missing_keys"]:
-                ours = VanillaForObjectDetection.from_pretrained(folder).eval()
-                require_same_outputs(ours, theirs.eval(), IMAGE_SIZE)
+                written = VanillaForObjectDetection.from_pretrained(folder).eval()
+                require_same_outputs(written, theirs.eval(), IMAGE_SIZE)
         carry_over(options.input, folder)
     return Path(options.output)
 
@@ -174,9 +170,7 @@ def config_of_folder(folder: Path) -> VanillaDetrConfig:
     elif name in DEPTHS:
         backbone = ResNetConfig(depths=DEPTHS[name], out_features=["stage4"])
     else:
-        raise ValueError(
-            f"backbone={name!r}: known are {', '.join(DEPTHS)} and transformers' resnet"
-        )
+        raise ValueError(f"backbone={name!r}: known: {', '.join(DEPTHS)} and transformers' resnet")
     return VanillaDetrConfig(**known, backbone_config=backbone, auxiliary_loss=True)
 
 
@@ -235,12 +229,9 @@ def convert_to_detr(options: ToDetrOptions) -> Path:
         OSError: the model is not found, or the output exists.
     """
     output = Path(options.output)
+    kind, remedy = VanillaForObjectDetection, "give a detector of this package"
     model, processor = load_image_model(
-        options.input,
-        VanillaForObjectDetection,
-        model_type="vanilla_detr",
-        remedy="give a detector of this package",
-        device="cpu",
+        options.input, kind, model_type="vanilla_detr", remedy=remedy, device="cpu"
     )
     model = model.float()
     if output.suffix == ".pth":
@@ -313,9 +304,7 @@ def to_authors(model: VanillaForObjectDetection) -> dict[str, Tensor]:
 
 
 def _renamed(model: VanillaForObjectDetection, names: Names) -> dict[str, Tensor]:
-    weights = {
-        name: weight for name, weight in model.state_dict().items() if not name.endswith(UNUSED)
-    }
+    weights = {n: w for n, w in model.state_dict().items() if not n.endswith(UNUSED)}
     renamed = rename_to_theirs(weights, names)
     if renamed.left_over or renamed.problems:
         raise ValueError(f"no name for {', '.join([*renamed.left_over, *renamed.problems])}")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor
 
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
@@ -28,7 +27,7 @@ from .fairseq_settings import (
     wrong_types,
 )
 from .fairseq_tokenizer import SENTENCEPIECE_SUFFIX, build_tokenizer, read_dictionary
-from .weight_names import load_renamed, rename_to_ours
+from .weight_names import Weights, load_renamed, rename_to_ours
 
 CODES_NAMES = ("bpecodes", "code", "codes", "bpe.codes")
 ARCHIVES = {".tar", ".tgz", ".gz", ".bz2", ".xz", ".zip"}
@@ -57,19 +56,13 @@ class FairseqOptions(Options):
     dictionaries: str | None = option(
         None, "folder of dict.LANG.txt and BPE codes; default: the checkpoint's"
     )
-    member: int | None = option(
-        None, "model of an ensemble, from 1; default: all, each in its own folder"
-    )
+    member: int | None = option(None, "model of an ensemble, from 1; default: all, a folder each")
     source_lang: str | None = option(None, "language of dict.LANG.txt; default: the checkpoint's")
     target_lang: str | None = option(None, "language of dict.LANG.txt; default: the checkpoint's")
-    pieces: str | None = option(
-        None, "BPE codes or SentencePiece .model; default: the one in the folder"
-    )
+    pieces: str | None = option(None, "BPE codes or SentencePiece .model; default: the folder's")
     use_moses: bool | None = option(None, "tokenize with Moses rules; default: only with BPE codes")
     do_lower_case: bool = option(False, "lowercase every text")
-    trust_pickle: bool = option(
-        False, "load any class, which can run code; only for a trusted author"
-    )
+    trust_pickle: bool = option(False, "load any class, which can run code; for trusted authors")
 
 
 def convert_fairseq(options: FairseqOptions) -> Path:
@@ -110,9 +103,7 @@ def _members(path: Path) -> list[Path]:
         raise FileNotFoundError(f"{path}: no such file or folder")
     found = sorted(path.glob("*.pt"), key=_natural_order)
     if not found:
-        raise FileNotFoundError(
-            f"{path} contains no .pt file: give the folder of model.pt, or a file"
-        )
+        raise FileNotFoundError(f"{path} has no .pt file: give the folder of model.pt, or a file")
     of_one_run = [file for file in found if _OF_A_RUN.fullmatch(file.name)]
     if len(found) > 1 and of_one_run:
         best = next((file for file in of_one_run if "best" in file.name), of_one_run[-1])
@@ -190,10 +181,7 @@ def _text_files(
 
 
 def _model(
-    weights: Mapping[str, Tensor],
-    settings: Mapping[str, Any],
-    dictionaries: list[list[str]],
-    origin: Path,
+    weights: Weights, settings: Mapping[str, Any], dictionaries: list[list[str]], origin: Path
 ) -> VanillaForConditionalGeneration:
     is_shared = sharing_of(settings)["share_encoder_decoder_embeddings"]
     rows = {side: weights.get(f"{side}.embed_tokens.weight") for side in SIDES}

@@ -43,6 +43,8 @@ ACTIVATIONS = {
     "swish": "silu",
     "relu_squared": "relu2",
 }
+# norms of a layer by their numbers in old checkpoints
+OLD_NORMS = {"encoder": ("self_attn", "final"), "decoder": ("self_attn", "encoder_attn", "final")}
 # settings that must be off, and what they mean
 REFUSED = {
     "encoder_normalize_before": "pre-norm encoder",
@@ -110,9 +112,7 @@ def wrong_types(settings: Mapping[str, Any]) -> list[str]:
 
 def refusals(settings: Mapping[str, Any]) -> list[str]:
     """Descriptions of all settings that our architecture cannot express."""
-    faults = [
-        f"{name}={settings[name]!r} ({why})" for name, why in REFUSED.items() if settings.get(name)
-    ]
+    faults = [f"{n}={settings[n]!r} ({why})" for n, why in REFUSED.items() if settings.get(n)]
     faults += [f"{name} is missing" for name in SIZES if settings.get(name) is None]
     arch, task = settings.get("arch", "transformer"), settings.get("task", "translation")
     if not str(arch).startswith("transformer") or str(arch).startswith(OTHER_ARCHITECTURES):
@@ -179,6 +179,7 @@ def names_of(*, is_shared: bool) -> Names:
     Args:
         is_shared: whether both sides share one embedding.
     """
+    table = "model.shared.weight" if is_shared else "model.{side}.embed_tokens.weight"
     layer = "{side}.layers.{n}."
     same = (
         f"{layer}{{attention}}.{{what}}_proj.{{kind}}",
@@ -186,10 +187,6 @@ def names_of(*, is_shared: bool) -> Names:
         f"{layer}{{norm}}_layer_norm.{{kind}}",
         "{side}.embed_positions.weight",
     )
-    old_norms = {
-        "encoder": ("self_attn", "final"),
-        "decoder": ("self_attn", "encoder_attn", "final"),
-    }
     return {
         **{name: f"model.{name}" for name in same},
         f"{layer}{{attention}}.in_proj_{{kind}}": tuple(
@@ -199,15 +196,10 @@ def names_of(*, is_shared: bool) -> Names:
             f"{side}.layers.{{n}}.layer_norms.{number}.{{kind}}": (
                 f"model.{side}.layers.{{n}}.{norm}_layer_norm.{{kind}}"
             )
-            for side, norms in old_norms.items()
+            for side, norms in OLD_NORMS.items()
             for number, norm in enumerate(norms)
         },
-        **{
-            f"{side}.embed_tokens.weight": (
-                "model.shared.weight" if is_shared else f"model.{side}.embed_tokens.weight"
-            )
-            for side in SIDES
-        },
+        "{side}.embed_tokens.weight": table,
         "decoder.output_projection.weight": "lm_head.weight",
         "decoder.embed_out": "lm_head.weight",
         "{side}.embed_positions._float_tensor": None,

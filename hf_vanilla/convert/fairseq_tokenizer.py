@@ -121,13 +121,9 @@ def sentencepiece_backend(path: str | Path, dictionaries: Dictionaries) -> Token
         )
     backend = Tokenizer(model)
     backend.normalizer = _normalizer(proto.normalizer_spec)
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace(SPACE, " "),
-            *([decoders.ByteFallback()] if has_bytes else []),
-            decoders.Fuse(),
-        ]
-    )
+    of_bytes = [decoders.ByteFallback()] if has_bytes else []
+    steps = [decoders.Replace(SPACE, " "), *of_bytes, decoders.Fuse()]
+    backend.decoder = decoders.Sequence(steps)
     return backend
 
 

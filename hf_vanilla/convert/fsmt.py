@@ -123,18 +123,15 @@ def _model(
     # a computed table, stored by some versions
     names = {**names_of(is_shared=is_shared), POSITIONS: None}
     try:
-        config = VanillaConfig(
-            **values,
-            vocab_size=settings["src_vocab_size"],
-            decoder_vocab_size=settings["tgt_vocab_size"],
-        )
-        model = VanillaForConditionalGeneration(config)
+        values["vocab_size"] = settings["src_vocab_size"]
+        values["decoder_vocab_size"] = settings["tgt_vocab_size"]
+        model = VanillaForConditionalGeneration(VanillaConfig(**values))
     except KeyError as error:
         raise ValueError(f"{origin}: its config has no {error}") from None
     except (ValueError, StrictDataclassError) as error:
         raise ValueError(f"{origin} cannot be converted: {error}") from None
     renamed = rename_to_ours(weights, names)
-    renamed.problems.extend(_foreign_positions(weights, config))
+    renamed.problems.extend(_foreign_positions(weights, model.config))
     load_renamed(model, renamed, origin=origin)
     return model.eval()
 
@@ -206,7 +203,6 @@ def _dictionary(path: Path, ids: Mapping[str, Any], size: int) -> list[str]:
     ordered = sorted(ids, key=lambda piece: ids[piece])
     is_whole = [ids[piece] for piece in ordered] == list(range(size))
     if not is_whole or tuple(ordered[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
-        raise ValueError(
-            f"{path} must have the ids 0 to {size - 1}, {', '.join(SPECIAL_TOKENS)} first"
-        )
+        first = ", ".join(SPECIAL_TOKENS)
+        raise ValueError(f"{path} must have the ids 0 to {size - 1}, {first} first")
     return ordered

@@ -27,6 +27,7 @@ from hf_vanilla.options import Options, option
 from .checkpoint_files import is_state_dict, read_checkpoint, toolkit_of_content
 from .weight_names import (
     Names,
+    Weights,
     count_layers,
     is_sinusoidal,
     is_zero_at,
@@ -64,9 +65,7 @@ class TorchOptions(Options):
     layer_norm_eps: float = option(1e-5, "epsilon of the layer norms")
     scale_embedding: bool = option(True, "embeddings are multiplied by sqrt(d_model)")
     dropout: float = option(0.1, "dropout rate for further training")
-    trust_pickle: bool = option(
-        False, "load any pickled class, which can run code; only for a trusted author"
-    )
+    trust_pickle: bool = option(False, "load any class, which can run code; for trusted authors")
 
     @property
     def inner(self) -> str:
@@ -88,9 +87,7 @@ def convert_torch(options: TorchOptions) -> Path:
     return Path(options.output)
 
 
-def from_torch(
-    weights: Mapping[str, Tensor], options: TorchOptions
-) -> VanillaForConditionalGeneration:
+def from_torch(weights: Weights, options: TorchOptions) -> VanillaForConditionalGeneration:
     """Our model that computes like a model around `torch.nn.Transformer`.
 
     The two additional dropouts of `torch.nn.Transformer` (on attention weights and inside the
@@ -150,9 +147,7 @@ def _described(content: Any) -> str:
     return f"a {type(content).__name__}"
 
 
-def _config(
-    weights: Mapping[str, Tensor], options: TorchOptions
-) -> tuple[VanillaConfig, list[str]]:
+def _config(weights: Weights, options: TorchOptions) -> tuple[VanillaConfig, list[str]]:
     """The config from shapes, names and options, and reasons why our model cannot express it."""
     inner = options.inner
     names = [
@@ -205,7 +200,7 @@ def _config(
 
 
 def _positions(
-    weights: Mapping[str, Tensor], options: TorchOptions, width: int
+    weights: Weights, options: TorchOptions, width: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Config fields for the saved position table, and why our model cannot express it."""
     if options.positions not in weights:
@@ -216,7 +211,7 @@ def _positions(
         table = table.reshape(-1, width).float()  # saved with a batch axis
         for layout, frequencies in product(POSITION_LAYOUTS, POSITION_FREQUENCIES):
             # tutorials compute angles in float32: an error of 5e-4 at position 5,000
-            if is_sinusoidal(table, layout=layout, frequencies=frequencies, tolerance=2e-3):
+            if is_sinusoidal(table, layout=layout, frequencies=frequencies, atol=2e-3):
                 return {
                     "max_position_embeddings": table.shape[0],
                     "position_layout": layout,

@@ -21,8 +21,9 @@ from transformers import PreTrainedModel
 from hf_vanilla.models.positions_vanilla import sinusoid
 
 Names = Mapping[str, str | tuple[str, ...] | None]
+Weights = Mapping[str, Tensor]
 _Row = tuple[tuple[str, ...], tuple[str, ...]]
-_BRACES = re.compile(r"\{(\w+)\}")
+_ESCAPED_BRACES = re.compile(r"\\\{(\w+)\\\}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class Renamed:
     problems: list[str] = field(default_factory=list)
 
 
-def rename_to_ours(weights: Mapping[str, Tensor], names: Names) -> Renamed:
+def rename_to_ours(weights: Weights, names: Names) -> Renamed:
     """Rename a state dict of another toolkit to our names.
 
     Two tensors may get the same name, such as tied weights that were stored twice, if they are
@@ -52,14 +53,12 @@ def rename_to_ours(weights: Mapping[str, Tensor], names: Names) -> Renamed:
     return _rename(weights, rows)
 
 
-def rename_to_theirs(weights: Mapping[str, Tensor], names: Names) -> Renamed:
+def rename_to_theirs(weights: Weights, names: Names) -> Renamed:
     """Rename a state dict of ours to the other toolkit's names, the inverse of `rename_to_ours`.
 
     A weight is copied to every name that the table has for it.
     """
-    rows: list[_Row] = [
-        (_as_tuple(ours), (theirs,)) for theirs, ours in names.items() if ours is not None
-    ]
+    rows: list[_Row] = [(_as_tuple(ours), (theirs,)) for theirs, ours in names.items() if ours]
     return _rename(weights, rows)
 
 
@@ -81,11 +80,7 @@ def add_report(renamed: Renamed, loading: Mapping[str, Any], *, missing: Collect
 
 
 def load_renamed(
-    model: PreTrainedModel,
-    renamed: Renamed,
-    *,
-    origin: str,
-    reasons: Mapping[str, str] | None = None,
+    model: PreTrainedModel, renamed: Renamed, *, origin: str, reasons: dict[str, str] | None = None
 ) -> None:
     """Load all renamed weights into a model; if any does not fit, raise and load none.
 
@@ -187,7 +182,7 @@ def _as_tuple(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names or ()
 
 
-def _rename(weights: Mapping[str, Tensor], rows: list[_Row]) -> Renamed:
+def _rename(weights: Weights, rows: list[_Row]) -> Renamed:
     """Per row: concatenate the left tensors along axis 0, split them for the right names."""
     renamed = Renamed()
     matchers = [[_expression(pattern) for pattern in row[0]] for row in rows]
@@ -213,9 +208,7 @@ def _rename(weights: Mapping[str, Tensor], rows: list[_Row]) -> Renamed:
     return renamed
 
 
-def _move(
-    weights: Mapping[str, Tensor], sources: list[str], targets: list[str], renamed: Renamed
-) -> None:
+def _move(weights: Weights, sources: list[str], targets: list[str], renamed: Renamed) -> None:
     origin = " + ".join(name for name in sources if name)
     if not all(sources):
         renamed.problems.append(f"{origin}: not all of the {len(sources)} parts are there")
@@ -244,13 +237,7 @@ def _add(renamed: Renamed, name: str, weight: Tensor, origin: str) -> None:
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    parts = _BRACES.split(pattern)
-    return re.compile(
-        "".join(
-            f"(?P<{part}>[^.]+)" if number % 2 else re.escape(part)
-            for number, part in enumerate(parts)
-        )
-    )
+    return re.compile(_ESCAPED_BRACES.sub(r"(?P<\1>[^.]+)", re.escape(pattern)))
 
 
 def _mismatch(weight: Tensor, expected: Tensor) -> str | None:
@@ -267,12 +254,7 @@ def _mismatch(weight: Tensor, expected: Tensor) -> str | None:
 
 
 def is_sinusoidal(
-    table: Tensor,
-    *,
-    layout: str,
-    frequencies: str = "paper",
-    first: int = 0,
-    tolerance: float = 1e-3,
+    table: Tensor, *, layout: str, frequencies: str = "paper", first: int = 0, atol: float = 1e-3
 ) -> bool:
     """Whether the rows of a position table are sinusoids of their numbers (3.5).
 
@@ -281,11 +263,11 @@ def is_sinusoidal(
         layout: of sine and cosine, as in `VanillaConfig.position_layout`.
         frequencies: as in `VanillaConfig.position_frequencies`.
         first: first row that is compared.
-        tolerance: allowed difference; the default accepts tables in half precision.
+        atol: allowed difference; the default accepts tables in half precision.
     """
     numbers = torch.arange(first, max(first, len(table)))
     expected = sinusoid(numbers, table.shape[1], layout=layout, frequencies=frequencies)
-    return torch.allclose(table[first:].double(), expected.double(), rtol=0, atol=tolerance)
+    return torch.allclose(table[first:].double(), expected.double(), rtol=0, atol=atol)
 
 
 LARGEST_DIFFERENCE = 1e-4  # of the largest value; float32 gives about 1e-6

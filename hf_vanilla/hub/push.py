@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import (
-    CommitOperationAdd,
-    ModelCard,
-    create_branch,
-    create_commit,
-    create_repo,
-)
+from huggingface_hub import CommitOperationAdd, ModelCard, create_branch, create_commit, create_repo
 from transformers import PreTrainedModel
 
 from hf_vanilla.families import load_part, task_entry
@@ -46,13 +40,9 @@ class PushOptions(Options):
 
     model: str = option(text="folder written by training or save_pretrained")
     repo_id: str = option(text="where to push it: USER/NAME")
-    private: bool = option(
-        False, "make a new repository private; else it is as the account's default"
-    )
+    private: bool = option(False, "make a new repository private; else as the account's default")
     revision: str | None = option(None, "branch to push to, made if it is new; else the main one")
-    with_code: bool = option(
-        False, "push the model's code too, for those who load it without hf_vanilla"
-    )
+    with_code: bool = option(False, "push the model's code too, to load it without hf_vanilla")
     space: bool = option(
         False, "push a page that translates in the browser, as a static Space, and not the model"
     )
