@@ -310,6 +310,7 @@ def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
         raise ValueError("no checkpoints to average")
     totals: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
+    first: set[tuple[str, torch.Size]] = set()
     for folder in folders:
         path = Path(folder) / WEIGHTS_FILE
         if not path.is_file():
@@ -318,11 +319,9 @@ def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
             weights = load_file(path)
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged ({error}): restore it, or leave it out") from None
-        here, before = (
-            {(name, tensor.shape) for name, tensor in tensors.items()}
-            for tensors in (weights, totals or weights)
-        )
-        if odd := sorted({name for name, _ in here ^ before}):
+        shapes = {(name, weight.shape) for name, weight in weights.items()}
+        first = first or shapes
+        if odd := sorted({name for name, _ in shapes ^ first}):
             raise ValueError(f"{folder} is of another model than {folders[0]}: {odd} differ")
         for name, weight in weights.items():
             dtypes.setdefault(name, weight.dtype)
@@ -377,11 +376,9 @@ def _chosen_checkpoints(options: AverageOptions) -> list[Path]:
     if not options.best:
         if options.best_by is not None:
             raise ValueError(f"best_by={options.best_by!r} needs best, the number of checkpoints")
-        if not 0 < options.last <= len(folders):
-            count = len(folders)
-            raise ValueError(
-                f"last={options.last}: {run} has {count} checkpoints; give 1 to {count}"
-            )
+        most = len(folders)
+        if not 0 < options.last <= most:
+            raise ValueError(f"last={options.last}: {run} has {most} checkpoints; give 1 to {most}")
         return folders[-options.last :]
     measures = validation_measures(task_of_model(str(run)))
     by = options.best_by or next(iter(measures))

@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from hf_vanilla.options import Options, option, options_and_file
 from .comparison_statistics import (
     Difference,
     FinishedRuns,
-    corpus_bleu,
+    bleu_of,
     correlation_note,
     counts_of_runs,
     paired_bootstrap,
@@ -78,7 +78,6 @@ class Comparison:
         baseline: name of the run that the others are compared to.
         samples: resamples of the paired bootstrap.
         counts: of `counts_of_runs`; empty where the sweep has no test set.
-        differences: by name; empty likewise.
     """
 
     sweep: Sweep
@@ -86,7 +85,26 @@ class Comparison:
     baseline: str
     samples: int
     counts: Mapping[str, Sequence[np.ndarray]]
-    differences: Mapping[str, RowDifference]
+
+    @cached_property
+    def differences(self) -> dict[str, RowDifference]:
+        """Of the seeds that a row and the baseline both have: not of a run with other seeds."""
+        of_seed = {
+            name: {run.seed: one for (run, _), one in zip(self.rows[name], counts, strict=True)}
+            for name, counts in self.counts.items()
+        }
+        differences, base = {}, of_seed[self.baseline]
+        for name, own in of_seed.items():
+            pairs = [(own[seed], base[seed]) for seed in sorted(own.keys() & base.keys())]
+            difference = None
+            if pairs and name != self.baseline:
+                difference = paired_bootstrap(*zip(*pairs, strict=True), samples=self.samples)
+            differences[name] = RowDifference(
+                of_seeds=tuple(bleu_of(a) - bleu_of(b) for a, b in pairs),
+                difference=difference,
+                published=self.sweep.published_difference(name, self.baseline),
+            )
+        return differences
 
 
 @dataclass(frozen=True)
@@ -110,9 +128,7 @@ class CompareOptions(Options):
 
     baseline: str | None = option(None, "run that the others are compared to; default: the first")
     samples: int = option(1000, "resamples of the paired bootstrap", at_least=1)
-    output: str | None = option(
-        None, f"file for the table: {', '.join(SUFFIXES)}; default: stdout only"
-    )
+    output: str | None = option(None, f"file for the table: {', '.join(SUFFIXES)}; else stdout")
     page: str | None = option(
         None, "Markdown file for a page: what was run, and differences beside the published ones"
     )
@@ -143,14 +159,11 @@ def compare_runs(request: tuple[Path, CompareOptions]) -> str:
     rows = finished_runs(sweep)
     baseline = options.baseline or sweep.names[0]
     if baseline not in rows:
-        raise ValueError(
-            f"baseline={baseline!r}: no seed of it is finished; --baseline chooses another run"
-        )
+        raise ValueError(f"baseline={baseline!r}: no seed of it is finished; give another run")
     if options.page and sweep.test is None:
         raise ValueError(f"{path}: a page needs the scores of a test set: add test")
     counts = {} if sweep.test is None else counts_of_runs(rows, sweep.test)
-    differences = _differences(sweep, rows, baseline, counts, options.samples) if counts else {}
-    compared = Comparison(sweep, rows, baseline, options.samples, counts, differences)
+    compared = Comparison(sweep, rows, baseline, options.samples, counts)
     page, table = _page(path, compared) if options.page else "", _table(compared)
     if options.page:
         write_text(Path(options.page), page)
@@ -191,7 +204,7 @@ def _table(compared: Comparison) -> Table:
             values = [r["values"][measure] for _, r in runs if measure in r["values"]]
             cells.append(spread(values, measures[measure].precision) if values else "")
         if compared.counts:
-            cells.append(spread([*map(corpus_bleu, compared.counts[name])], 2))
+            cells.append(spread([*map(bleu_of, compared.counts[name])], 2))
             one = compared.differences[name].difference
             if one is None:
                 cells += ["", ""]
@@ -270,33 +283,6 @@ def _page(path: Path, compared: Comparison) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _differences(
-    sweep: Sweep,
-    rows: FinishedRuns,
-    baseline: str,
-    counts: Mapping[str, Sequence[np.ndarray]],
-    samples: int,
-) -> dict[str, RowDifference]:
-    """Of the seeds that a row and the baseline both have: not of a run with other seeds."""
-    of_seed = {
-        name: {run.seed: one for (run, _), one in zip(runs, counts[name], strict=True)}
-        for name, runs in rows.items()
-    }
-    differences, base = {}, of_seed[baseline]
-    for name, own in of_seed.items():
-        common = own.keys() & base.keys()
-        pairs = [(own[seed], base[seed]) for seed in sorted(common)]
-        difference = None
-        if pairs and name != baseline:
-            difference = paired_bootstrap(*zip(*pairs, strict=True), samples=samples)
-        differences[name] = RowDifference(
-            of_seeds=tuple(corpus_bleu(a) - corpus_bleu(b) for a, b in pairs),
-            difference=difference,
-            published=sweep.published_difference(name, baseline),
-        )
-    return differences
-
-
 def _finished(sweep: Sweep, rows: FinishedRuns) -> str:
     """Rows and seeds that are finished, and those that are missing."""
     finished = sum(len(runs) for runs in rows.values())
@@ -321,7 +307,7 @@ def _page_table(compared: Comparison) -> str:
     head += ["published", "difference", "the published difference"] if sweep.published else []
     rows = []
     for name, row in compared.differences.items():
-        scores = [*map(corpus_bleu, compared.counts[name])]
+        scores = [*map(bleu_of, compared.counts[name])]
         cells = [name, str(len(scores)), spread(scores, 2)]
         difference = row.difference
         if difference is None:

@@ -21,7 +21,7 @@ PERMUTATIONS = 10_000
 FinishedRuns = dict[str, list[tuple[SweepRun, dict[str, Any]]]]
 
 
-def corpus_bleu(counts: np.ndarray) -> float:
+def bleu_of(counts: np.ndarray) -> float:
     """BLEU, 0 to 100, of sentences by their `sentence_counts`; one may occur twice."""
     from sacrebleu.metrics import BLEU
 
@@ -46,10 +46,8 @@ def sentence_counts(
     if len(translations) != len(references):
         raise ValueError(f"{len(translations)} translations, but {len(references)} references")
     bleu = BLEU(tokenize=test.tokenize, lowercase=test.lowercase, force=True, effective_order=True)
-    scores = [
-        bleu.sentence_score(text, [reference])
-        for text, reference in zip(translations, references, strict=True)
-    ]
+    pairs = zip(translations, references, strict=True)
+    scores = [bleu.sentence_score(text, [reference]) for text, reference in pairs]
     return np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores])
 
 
@@ -86,7 +84,7 @@ def paired_bootstrap(
     sentences = len(run[0])
 
     def difference(rows: np.ndarray) -> float:
-        ours, others = ([corpus_bleu(one[rows]) for one in counts] for counts in (run, baseline))
+        ours, others = ([bleu_of(one[rows]) for one in counts] for counts in (run, baseline))
         return mean(ours) - mean(others)
 
     value = difference(np.arange(sentences))
@@ -168,7 +166,7 @@ def correlation_note(
     both = [name for name in counts if name in published]
     if len(both) <= 2:
         return ""
-    ours = [mean(map(corpus_bleu, counts[name])) for name in both]
+    ours = [mean(map(bleu_of, counts[name])) for name in both]
     found = rank_correlation(ours, [published[name] for name in both])
     if found is None:
         return ""

@@ -78,12 +78,8 @@ class MetricsLog:
                 # a killed run reported steps after its last checkpoint, which now come again
                 init_kwargs={"tensorboard": {"purge_step": progress.step + 1}},
             )
-        self.bar = tqdm(
-            total=recipe.train.max_steps,
-            initial=progress.step,
-            disable=not accelerator.is_main_process,
-            unit="step",
-        )
+        total, is_hidden = recipe.train.max_steps, not accelerator.is_main_process
+        self.bar = tqdm(total=total, initial=progress.step, disable=is_hidden, unit="step")
         self._work = Work(0, 0, 0)
         self._results: list[StepResult] = []
         self._since, self._cpu_since = time.monotonic(), time.process_time()

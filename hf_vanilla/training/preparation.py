@@ -224,24 +224,18 @@ def _on_device(
     # accelerate's wrapper would copy the logits of every forward pass to float32
     model = accelerator.unwrap_model(parallel, keep_fp32_wrapper=False)
     if options.compile:
-        compile_parts(model)
+        # each class of layers once, and the loss, for batches of any size: to compile the whole
+        # model would take a multiple of the time for the same operators; torch compiles one code
+        # for eight cases, and all classes share that of transformers' wrapper
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        for module in model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.compile(dynamic=True)
+        if isinstance(model, VanillaTextPreTrainedModel):
+            model.training_loss = torch.compile(model.training_loss, dynamic=True)
         if accelerator.is_main_process:
             logger.info("layers and loss are compiled in the first steps, which take longer")
     return model, parallel, optimizer, schedule
-
-
-def compile_parts(model: PreTrainedModel) -> None:
-    """Compile the layers of a model, each class once, and its loss, for batches of any size.
-
-    Compiling it whole would take a multiple of the time for the same operators.
-    """
-    # torch compiles one code for eight cases, and all classes share that of transformers' wrapper
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.compile(dynamic=True)
-    if isinstance(model, VanillaTextPreTrainedModel):
-        model.training_loss = torch.compile(model.training_loss, dynamic=True)
 
 
 # --- one folder, one run -------------------------------------------------------------------------
@@ -318,9 +312,7 @@ def check_folder(recipe: Recipe, output_dir: Path, *, is_main: bool) -> None:
                 "another output_dir, or delete the folder to start anew"
             )
     elif output_dir.is_dir() and [p for p in output_dir.iterdir() if p.suffix != PARTIAL]:
-        raise ValueError(
-            f"{output_dir} is not empty and holds no run to resume: choose another output_dir"
-        )
+        raise ValueError(f"{output_dir} is not empty and holds no run: choose another output_dir")
 
 
 def run_facts(task: Task, model: PreTrainedModel, *, has_initial: bool) -> dict[str, Any]:

@@ -182,8 +182,7 @@ def load_progress(run: PreparedRun) -> Progress:
             logger.warning(
                 "the run began with %d micro-batches a step and resumes with %d: in the current "
                 "epoch, some rows are seen twice and others not",
-                before,
-                run.per_step,
+                *(before, run.per_step),
             )
         threads = state.get("threads", torch.get_num_threads())
         if threads != torch.get_num_threads():

@@ -121,9 +121,7 @@ class SweepRun:
         except (ValueError, KeyError, TypeError, AttributeError):
             values = [math.nan]
         if not all(map(math.isfinite, values)):
-            raise ValueError(
-                f"{path} is damaged: delete it, and hf-vanilla sweep FILE writes it again"
-            )
+            raise ValueError(f"{path} is damaged: delete it, and the sweep writes it again")
         # output_dir: the same folder, perhaps moved
         if changes := self.recipe().changes_since(self.folder, free={"output_dir"}):
             raise ValueError(
@@ -196,9 +194,7 @@ def read_sweep(path: Path) -> Sweep:
         own = dict(section)
         if (score := own.pop("published", None)) is not None:
             if not is_finite_number(score):
-                raise ValueError(
-                    f"{where}: published={shown(score)}: give a number, or leave it out"
-                )
+                raise ValueError(f"{where}: published={shown(score)}: give a number, or none")
             published[str(name)] = score
         try:
             own = overridden(options, own)
@@ -354,12 +350,9 @@ class Children:
             with self._lock:
                 if self._is_ending:
                     return TERMINATED_STATUS
+                env = {**os.environ, **variables}
                 process = subprocess.Popen(
-                    command,
-                    stdout=log,
-                    stderr=log,
-                    stdin=subprocess.DEVNULL,
-                    env={**os.environ, **variables},
+                    command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env
                 )
                 self._running.add(process)
             status = process.wait()

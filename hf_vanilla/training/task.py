@@ -222,8 +222,5 @@ def micro_batch_size(name: str, per_step: int, micro_batches: int) -> int:
     """
     size, rest = divmod(per_step, micro_batches)
     if rest or not size:
-        raise ValueError(
-            f"{name}={per_step} cannot be cut into {micro_batches} equal micro-batches: make it a "
-            "multiple"
-        )
+        raise ValueError(f"{name}={per_step}: give a multiple of the {micro_batches} micro-batches")
     return size

@@ -244,12 +244,8 @@ def update_weights(run: PreparedRun) -> None:
 
 def all_finite(run: PreparedRun) -> bool:
     """Whether every weight is a finite number. Call it on every process."""
-    finite = torch.stack(
-        [
-            (weight.to_local() if isinstance(weight, DTensor) else weight).isfinite().all()
-            for weight in run.model.parameters()
-        ]
-    )
+    weights = (w.to_local() if isinstance(w, DTensor) else w for w in run.model.parameters())
+    finite = torch.stack([weight.isfinite().all() for weight in weights])
     # FSDP 2 may keep weights on the CPU, where NCCL cannot add them up
     return not run.accelerator.reduce((~finite).sum().to(run.accelerator.device)).item()
 

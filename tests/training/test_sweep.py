@@ -24,7 +24,7 @@ from hf_vanilla.training import comparison, sweep
 from hf_vanilla.training.checkpointing import all_checkpoints
 from hf_vanilla.training.comparison import CompareOptions, compare_runs
 from hf_vanilla.training.comparison_statistics import (
-    corpus_bleu,
+    bleu_of,
     paired_bootstrap,
     rank_correlation,
     sentence_counts,
@@ -503,7 +503,7 @@ def test_two_seeds_are_compared_by_the_mean_of_their_scores():
         for texts in (references, noisy(references, 0.4, 0))
     )
     found = paired_bootstrap([good, bad], [bad], samples=10)
-    assert found.value == pytest.approx((corpus_bleu(good) - corpus_bleu(bad)) / 2)
+    assert found.value == pytest.approx((bleu_of(good) - bleu_of(bad)) / 2)
 
 
 def test_the_rank_correlation_is_that_of_scipy():
