@@ -258,22 +258,15 @@ def to_detr(model: VanillaForObjectDetection) -> DetrForObjectDetection:
         ValueError: theirs cannot express the model; the message names all reasons.
     """
     config = model.config
-    fields = {name: getattr(config, name) for name in SAME_FIELDS}
+    copied = (*SAME_FIELDS, "backbone_config", "id2label", "label2id")
+    fields = {name: getattr(config, name) for name in copied}
     integers = {name: int(fields[name]) for name in INTEGER_FIELDS}
     reasons = _foreign(config)
     reasons["dilation=True (there: not with the ResNet of transformers)"] = config.dilation
     for name, value in integers.items():
         reasons[f"{name}={fields[name]} (there: an integer)"] = fields[name] != value
     refuse("transformers' DETR", reasons)
-    theirs = DetrForObjectDetection(
-        DetrConfig(
-            **fields | integers,
-            backbone_config=config.backbone_config,
-            id2label=config.id2label,
-            label2id=config.label2id,
-            auxiliary_loss=False,
-        )
-    )
+    theirs = DetrForObjectDetection(DetrConfig(**fields | integers, auxiliary_loss=False))
     names = {**transformers_names(version=5), **transformers_backbone(OUR_BACKBONE)}
     theirs.load_state_dict(_renamed(model, names))
     return theirs.eval()
@@ -292,12 +285,10 @@ def to_authors(model: VanillaForObjectDetection) -> dict[str, Tensor]:
         **_foreign(config),
         f"activation_function={activation!r} (there: 'relu')": activation != "relu",
         f"a backbone of {stages} stages (there: 4)": stages != 4,
-        f"{encoder} and {decoder} attention heads (there: as many in the decoder)": (
-            encoder != decoder
-        ),
+        f"{encoder} and {decoder} attention heads (there: equal)": encoder != decoder,
     }
     refuse("the authors' DETR", reasons)
-    return _renamed(model, authors_names())
+    return _renamed(model, AUTHORS_NAMES)
 
 
 # --- inside ------------------------------------------------------------------------------------
@@ -368,19 +359,6 @@ def transformers_names(*, version: int) -> Names:
     }
 
 
-def authors_names() -> Names:
-    """Names in the authors' files."""
-    return {
-        **torchvision_backbone("backbone.0.body."),
-        "query_embed.weight": "model.query_positions.weight",
-        "input_proj.{kind}": "model.input_projection.{kind}",
-        "transformer.decoder.norm.{kind}": "model.decoder.layer_norm.{kind}",
-        "class_embed.{kind}": "class_labels_classifier.{kind}",
-        "bbox_embed.layers.{n}.{kind}": "bbox_predictor.layers.{n}.{kind}",
-        **torch_layer_names("transformer.{side}.layers.{n}.", "model.{side}.layers.{n}."),
-    }
-
-
 def torchvision_backbone(prefix: str) -> Names:
     """Names of a ResNet of torchvision or timm, stored under `prefix`."""
     modules = {("conv1", "bn1"): "embedder.embedder."}
@@ -396,14 +374,23 @@ def torchvision_backbone(prefix: str) -> Names:
     return names
 
 
+AUTHORS_NAMES: Names = {
+    **torchvision_backbone("backbone.0.body."),
+    "query_embed.weight": "model.query_positions.weight",
+    "input_proj.{kind}": "model.input_projection.{kind}",
+    "transformer.decoder.norm.{kind}": "model.decoder.layer_norm.{kind}",
+    "class_embed.{kind}": "class_labels_classifier.{kind}",
+    "bbox_embed.layers.{n}.{kind}": "bbox_predictor.layers.{n}.{kind}",
+    **torch_layer_names("transformer.{side}.layers.{n}.", "model.{side}.layers.{n}."),
+}
+
+
 def transformers_backbone(prefix: str) -> Names:
     """Names of a ResNet of transformers, stored under `prefix`."""
     layer = "encoder.stages.{stage}.layers.{block}."
     modules = ("embedder.embedder", f"{layer}layer.{{k}}", f"{layer}shortcut")
-    return {
-        f"{prefix}{module}.{{part}}.{{kind}}": f"{OUR_BACKBONE}{module}.{{part}}.{{kind}}"
-        for module in modules
-    }
+    names = [f"{module}.{{part}}.{{kind}}" for module in modules]
+    return {prefix + name: OUR_BACKBONE + name for name in names}
 
 
 def names_of(weights: Iterable[str]) -> Names:
@@ -417,7 +404,7 @@ def names_of(weights: Iterable[str]) -> Names:
         hint = " or ".join(sorted(found))
         raise ValueError(f"these weights are not DETR's: they look like {hint}")
     if any(name.startswith("transformer.encoder.") for name in known):
-        return authors_names()
+        return AUTHORS_NAMES
     version = 5 if any(".mlp.fc1." in name for name in known) else 4
     places = ("model.backbone.conv_encoder.model.", "model.backbone.model.")
     prefix = next((p for p in places if any(name.startswith(p) for name in known)), None)

@@ -210,10 +210,8 @@ def names_of(*, is_shared: bool) -> Names:
 
 def cut_positions(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Cut learned position tables: row p of fairseq is position p - 2."""
-    return {
-        name: weight[2:].clone() if name.endswith(".embed_positions.weight") else weight
-        for name, weight in weights.items()
-    }
+    cut = {n: w[2:].clone() for n, w in weights.items() if n.endswith(".embed_positions.weight")}
+    return {**weights, **cut}
 
 
 def _as_dict(part: Any) -> dict[str, Any]:

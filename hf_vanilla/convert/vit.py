@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from transformers import (
@@ -37,8 +37,8 @@ from .weight_names import (
 
 logger = logging.getLogger(__name__)
 
-OurModel = VanillaForImageClassification | VanillaVitModel
-TheirModel = ViTForImageClassification | ViTModel
+OurModel: TypeAlias = VanillaForImageClassification | VanillaVitModel
+TheirModel: TypeAlias = ViTForImageClassification | ViTModel
 # of the body, without its prefix
 MODEL_NAMES: Names = {
     "embeddings.cls_token": "embeddings.class_token",
@@ -71,8 +71,8 @@ SAME_FIELDS = {
     "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "attention_dropout",
     "layer_norm_eps": "layer_norm_eps",
+    **{name: name for name in ("id2label", "label2id", "problem_type")},
 }
-LABEL_FIELDS = ("id2label", "label2id", "problem_type")
 FOREIGN_TYPES = {
     "beit": "relative positions and layer scale",
     "deit": "a distillation token",
@@ -156,13 +156,10 @@ def from_vit(
     """
     config = theirs.config
     is_body = isinstance(theirs, ViTModel)
-    ours = (VanillaVitModel if is_body else VanillaForImageClassification)(
-        VanillaVitConfig(
-            **{ours: getattr(config, name) for name, ours in SAME_FIELDS.items()},
-            **{name: getattr(config, name) for name in LABEL_FIELDS},
-            has_pooler=is_body and theirs.pooler is not None,
-        )
-    )
+    fields = {ours: getattr(config, name) for name, ours in SAME_FIELDS.items()}
+    has_pooler = is_body and theirs.pooler is not None
+    kind = VanillaVitModel if is_body else VanillaForImageClassification
+    ours = kind(VanillaVitConfig(**fields, has_pooler=has_pooler))
     weights = theirs.state_dict()
     names = MODEL_NAMES if is_body else CLASSIFIER_NAMES
     renamed = rename_to_ours(weights, names)
@@ -194,11 +191,8 @@ def to_vit(ours: OurModel) -> TheirModel:
         "attention_bias=False (there: a bias on the output projection)": not config.attention_bias,
     }
     refuse("ViT", reasons)
-    settings = ViTConfig(
-        **{name: getattr(config, ours) for name, ours in SAME_FIELDS.items()},
-        **{name: getattr(config, name) for name in LABEL_FIELDS},
-        qkv_bias=True,
-    )
+    fields = {name: getattr(config, ours) for name, ours in SAME_FIELDS.items()}
+    settings = ViTConfig(**fields, qkv_bias=True)
     theirs: PreTrainedModel
     if is_body:
         theirs = ViTModel(settings, add_pooling_layer=config.has_pooler)

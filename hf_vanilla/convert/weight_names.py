@@ -199,12 +199,8 @@ def _rename(weights: Weights, rows: list[_Row]) -> Renamed:
             renamed.left_over.append(name)
     for (number, braces), members in groups.items():
         sources, targets = rows[number]
-        _move(
-            weights,
-            [members.get(position, "") for position in range(len(sources))],
-            [pattern.format(**dict(braces)) for pattern in targets],
-            renamed,
-        )
+        parts = [members.get(position, "") for position in range(len(sources))]
+        _move(weights, parts, [pattern.format(**dict(braces)) for pattern in targets], renamed)
     return renamed
 
 

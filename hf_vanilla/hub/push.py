@@ -85,13 +85,10 @@ def push_folder(options: PushOptions) -> str:
     if options.space:
         return _push_space(folder, to)
     model, tokenizer = load_folder(folder)
-    file = folder / CARD_FILE
+    file, title = folder / CARD_FILE, folder.resolve().name
+    kind = model.config.model_type
     try:
-        card = (
-            ModelCard.load(file)
-            if file.is_file()
-            else bare_card(folder.resolve().name, model.config.model_type)
-        )
+        card = ModelCard.load(file) if file.is_file() else bare_card(title, kind)
     except yaml.YAMLError as error:
         raise ValueError(f"{file}: its metadata is not YAML: {error}: correct it") from None
     head = file_of(str(folder), ALIGNMENT_FILE)
@@ -165,17 +162,9 @@ def _commit(folder: Path, made: Any, to: Repository, message: str, **kind: Any) 
     if to.revision is not None:
         create_branch(made.repo_id, branch=to.revision, exist_ok=True, **kind)
     # not upload_folder: newer clients divide what it uploads into several commits
-    create_commit(
-        made.repo_id,
-        [
-            CommitOperationAdd(str(file.relative_to(folder)), file)
-            for file in sorted(folder.rglob("*"))
-            if file.is_file()
-        ],
-        commit_message=message,
-        revision=to.revision,
-        **kind,
-    )
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    added = [CommitOperationAdd(str(file.relative_to(folder)), file) for file in files]
+    create_commit(made.repo_id, added, commit_message=message, revision=to.revision, **kind)
     return str(made) if to.revision is None else f"{made}/tree/{to.revision}"
 
 

@@ -99,11 +99,9 @@ class Comparison:
             difference = None
             if pairs and name != self.baseline:
                 difference = paired_bootstrap(*zip(*pairs, strict=True), samples=self.samples)
-            differences[name] = RowDifference(
-                of_seeds=tuple(bleu_of(a) - bleu_of(b) for a, b in pairs),
-                difference=difference,
-                published=self.sweep.published_difference(name, self.baseline),
-            )
+            of_seeds = tuple(bleu_of(a) - bleu_of(b) for a, b in pairs)
+            published = self.sweep.published_difference(name, self.baseline)
+            differences[name] = RowDifference(of_seeds, difference, published)
         return differences
 
 

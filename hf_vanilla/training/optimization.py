@@ -6,6 +6,7 @@ and the last step of training. All but `one_cycle` begin with the paper's linear
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -92,9 +93,9 @@ def make_schedule(optimizer: Optimizer, options: "TrainRecipe") -> LambdaLR:
     Raises:
         ValueError: the schedule does not fit `warmup_steps` and `max_steps`.
     """
-    told = {"schedule": options.schedule, "max_steps": options.max_steps}
+    share = partial(share_of_peak, schedule=options.schedule, max_steps=options.max_steps)
     steps = options.warmup_steps
-    return LambdaLR(optimizer, lambda updates_done: share_of_peak(updates_done + 1, steps, **told))
+    return LambdaLR(optimizer, lambda updates_done: share(updates_done + 1, steps))
 
 
 def paper_adam(

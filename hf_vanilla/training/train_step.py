@@ -263,15 +263,10 @@ def unusable_step(run: PreparedRun, result: StepResult, what: str) -> ValueError
     where = f"its micro-batches are in {path} (torch.load)"
     data = _Batches(run.task, run.order, run.options.seed)
     try:
-        torch.save(
-            {
-                "step": result.step,
-                "learning_rate": result.learning_rate,
-                "loss": result.values["loss"].item(),
-                "micro_batches": [data[number] for number in result.numbers],
-            },
-            path,
-        )
+        content: dict[str, Any] = {"step": result.step, "learning_rate": result.learning_rate}
+        content["loss"] = result.values["loss"].item()
+        content["micro_batches"] = [data[number] for number in result.numbers]
+        torch.save(content, path)
     except (OSError, RuntimeError) as error:
         where = f"its micro-batches could not be saved ({error})"
     folders = all_checkpoints(run.output_dir)

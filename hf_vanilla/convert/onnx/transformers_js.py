@@ -121,9 +121,7 @@ def check_layout(model: VanillaForConditionalGeneration) -> None:
     config, positions = model.config, model.config.position_embedding_type
     encoder, decoder = config.encoder_attention_heads, config.decoder_attention_heads
     reasons = {
-        f"{encoder} heads in the encoder and {decoder} in the decoder (needed: equal numbers)": (
-            encoder != decoder
-        ),
+        f"{encoder} and {decoder} heads in encoder and decoder (needed: equal)": encoder != decoder,
         "head_dim or v_head_dim (needed: d_model / heads)": any(
             width * decoder != config.d_model for width in config.head_widths(decoder)
         ),
