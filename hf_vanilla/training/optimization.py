@@ -37,8 +37,9 @@ def make_optimizer(model: PreTrainedModel, options: "TrainRecipe") -> Optimizer:
     Raises:
         ValueError: a prefix of `learning_rate_of` matches no trained weight.
     """
-    width = model.config.hidden_size
-    peak = options.learning_rate or peak_learning_rate(width, options.warmup_steps)
+    peak = options.learning_rate or peak_learning_rate(
+        model.config.hidden_size, options.warmup_steps
+    )
     # one fused pass over each parameter, on a CPU too, where torch's default takes a dozen
     return OPTIMIZER_CLASSES[options.optimizer](
         parameter_groups(model, peak, options),
