@@ -29,8 +29,7 @@ FIRST_STAGE: Names = {
     "{stack}.input_fc.{kind}": "{stack}.embedding.projection.{kind}",
     "{stack}.pos_encoder.fc.{kind}": "{stack}.embedding.time_projection.{kind}",
     "{stack}.pos_encoder.pe": None,  # sinusoids, which we compute
-    **torch_layer_names("{stack}.tf_encoder.layers.{n}.", _LAYER, is_decoder=False),
-    **torch_layer_names("{stack}.tf_decoder.layers.{n}.", _LAYER, is_decoder=True),
+    **torch_layer_names("{stack}.tf_{side}.layers.{n}.", _LAYER),
     **{  # of an agent to itself
         f"{{stack}}.{{tf}}.layers.{{n}}.{theirs}.in_proj_{kind}_self": tuple(
             f"{_LAYER}{ours}.own_{part}_proj.{kind}" for part in "qk"

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from transformers import PreTrainedTokenizerBase
 
+from hf_vanilla.file_values import checked
 from hf_vanilla.loading import found_on_hub, read_settings
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.text.loading import load_translator, require_float
@@ -44,7 +45,7 @@ def read_checkpoint(
             classes that are not allowed; the message names all of them.
         ImportError: it is trusted, and contains classes of a package that is not installed.
     """
-    path = _checked(Path(path))
+    path = _checked_path(Path(path))
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -61,10 +62,8 @@ def read_checkpoint(
                 f"{path} contains more than tensors: {', '.join(foreign)}; loading them can run "
                 "code from the file: add --trust_pickle only if you trust its author"
             ) from None
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(
-            f"{path} is incomplete or no checkpoint ({reason}): download or save it again"
-        ) from None
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{path} is incomplete or no checkpoint ({why}): get it again") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -77,9 +76,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): download it again") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold keys and values")
-    return content
+    return checked(content, dict, str(path))
 
 
 def settings_of_type(
@@ -99,9 +96,7 @@ def settings_of_type(
     settings = read_settings(name)
     if (kind := settings.get("model_type")) != model_type:
         why = f" ({reason})" if (reason := (foreign or {}).get(str(kind))) else ""
-        raise ValueError(
-            f"{name} is a model of type {kind!r}{why}: give one of type {model_type!r}"
-        )
+        raise ValueError(f"{name} is of type {kind!r}{why}: give one of type {model_type!r}")
     return settings
 
 
@@ -114,7 +109,7 @@ def load_encoder_decoder(
         ValueError: it is another model, or has int8 weights.
         OSError: nothing is found under that name.
     """
-    model, tokenizer = load_translator(name, device=torch.device("cpu"))
+    model, tokenizer = load_translator(name, device="cpu")
     require_float(model, name)
     if not isinstance(model, VanillaForConditionalGeneration):
         raise ValueError(f"{name} is a {type(model).__name__}: give an encoder-decoder")
@@ -161,13 +156,11 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     except Exception as error:  # damaged files raise many different exceptions
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         if "allow_pickle" in reason:
-            raise ValueError(
-                f"{path} has object arrays, which can run code: it is no model"
-            ) from None
+            raise ValueError(f"{path} has object arrays, which can run code: no model") from None
         raise ValueError(f"{path} cannot be read ({reason}): download it again") from None
 
 
-def _checked(path: Path) -> Path:
+def _checked_path(path: Path) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     if toolkit := toolkit_of_path(path):
@@ -233,6 +226,5 @@ def toolkit_of_path(path: Path) -> str | None:
 
 
 def _first(table: Mapping[str, str], names: Collection[str], matches: Any) -> str | None:
-    return next(
-        (what for part, what in table.items() if any(matches(name, part) for name in names)), None
-    )
+    found = (what for part, what in table.items() if any(matches(name, part) for name in names))
+    return next(found, None)

@@ -36,14 +36,8 @@ ACTIVATIONS = {
     "tanh": "Tanh",
 }
 DTYPES = (
-    "float32",
-    "float16",
-    "bfloat16",
-    "int16",
-    "int8",
-    "int8_float32",
-    "int8_float16",
-    "int8_bfloat16",
+    *("float32", "float16", "bfloat16"),
+    *("int16", "int8", "int8_float32", "int8_float16", "int8_bfloat16"),
 )
 
 
@@ -66,7 +60,7 @@ def export_translator(name: str, folder: Path, dtype: str) -> None:
     decoding, differences = their_decoding(model.generation_config)
     if differences:
         logger.warning("CTranslate2 decodes differently: %s", "; ".join(differences))
-    positions = _positions(model, tokenizer, decoding)
+    positions = _positions(model.config, tokenizer, decoding)
     spec = to_ctranslate2(model, tokenizer, positions=positions)
     spec.optimize(quantization=dtype)
     spec.save(str(folder))
@@ -127,11 +121,8 @@ def to_ctranslate2(
     config, stacks = model.config, model.model
     activation = getattr(specs.Activation, ACTIVATIONS[config.activation_function])
     # only a pre-norm spec has a final norm; pre_norm is set to False below
-    arguments = {
-        "activation": activation,
-        "pre_norm": True,
-        "no_final_norm": not config.final_layer_norm,
-    }
+    arguments = {"activation": activation, "pre_norm": True}
+    arguments["no_final_norm"] = not config.final_layer_norm
     encoder, decoder = (
         kind(layers, heads, head_dim=config.head_widths(heads)[0], **arguments)
         for kind, layers, heads in (
@@ -171,14 +162,10 @@ def _check(model: VanillaForConditionalGeneration) -> None:
     refuse("CTranslate2", reasons)
 
 
-def _positions(
-    model: VanillaForConditionalGeneration,
-    tokenizer: PreTrainedTokenizerBase,
-    decoding: GenerationConfig,
-) -> int:
+def _positions(config: Any, tokenizer: PreTrainedTokenizerBase, decoding: GenerationConfig) -> int:
     """Rows of the position table: CTranslate2 cannot translate longer sequences."""
-    longest = model.config.max_position_embeddings
-    if model.config.position_embedding_type == "learned":
+    longest = config.max_position_embeddings
+    if config.position_embedding_type == "learned":
         return longest
     if tokenizer.model_max_length < 1_000_000:  # no limit is stored as a huge number
         longest = max(longest, tokenizer.model_max_length)
@@ -192,9 +179,8 @@ def _fill_stack(theirs: Any, embeddings: Any, ours: VanillaStack, positions: int
         table[ours.embed_tokens.padding_idx] = 0  # our model embeds padding as zeros
     embeddings.weight = table
     theirs.scale_embeddings = bool(ours.config.scale_embedding)
-    theirs.position_encodings.encodings = _copy(
-        ours.embed_positions(positions, 0, ours.embed_tokens.weight)
-    )
+    vectors = ours.embed_positions(positions, 0, ours.embed_tokens.weight)
+    theirs.position_encodings.encodings = _copy(vectors)
     if isinstance(ours.layer_norm, nn.LayerNorm):
         _fill_norm(theirs.layer_norm, ours.layer_norm)
     layer: Any

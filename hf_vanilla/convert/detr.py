@@ -91,20 +91,20 @@ def convert_detr(options: DetrOptions) -> Path:
                     f"leave them out, {options.input} has its own in config.json"
                 )
             parts = sorted(source.glob("*.safetensors")) or [source / "pytorch_model.bin"]
-            weights = {
-                name: weight for part in parts for name, weight in read_checkpoint(part).items()
-            }
+            weights = {n: w for part in parts for n, w in read_checkpoint(part).items()}
             config = config_of_folder(source)
             processor = load_saved(DetrImageProcessorPil, source)
-        model = from_detr(
-            weights, config, origin=options.input, without_masks=options.without_masks
-        )
-        model.save_pretrained(folder)
+        ours = from_detr(weights, config, origin=options.input, without_masks=options.without_masks)
+        ours.save_pretrained(folder)
         processor.save_pretrained(folder)
-        if (theirs := _transformers_model(source)) is not None:
-            require_same_outputs(
-                VanillaForObjectDetection.from_pretrained(folder).eval(), theirs, IMAGE_SIZE
+        their_config = None if source.is_file() else DetrConfig.from_pretrained(source)
+        if their_config and their_config.backbone_config.model_type == "resnet":
+            theirs, report = DetrForObjectDetection.from_pretrained(
+                source, dtype=torch.float32, output_loading_info=True
             )
+            if not report["missing_keys"]:
+                written = VanillaForObjectDetection.from_pretrained(folder).eval()
+                require_same_outputs(written, theirs.eval(), IMAGE_SIZE)
         carry_over(options.input, folder)
     return Path(options.output)
 
@@ -162,9 +162,16 @@ def config_of_folder(folder: Path) -> VanillaDetrConfig:
     if labels := theirs.get("id2label"):
         known["id2label"] = {int(number): label for number, label in labels.items()}
         known["label2id"] = {label: number for number, label in known["id2label"].items()}
-    if (theirs.get("backbone_config") or {}).get("model_type") == "resnet":
+    inner = theirs.get("backbone_config") or {}
+    name = inner.get("backbone") or theirs.get("backbone") or "resnet50"
+    if inner.get("model_type") == "resnet":
         known["dilation"] = False  # transformers dilates timm's backbones only
-    return VanillaDetrConfig(**known, backbone_config=_backbone_config(theirs), auxiliary_loss=True)
+        backbone = ResNetConfig.from_dict(inner)
+    elif name in DEPTHS:
+        backbone = ResNetConfig(depths=DEPTHS[name], out_features=["stage4"])
+    else:
+        raise ValueError(f"backbone={name!r}: known: {', '.join(DEPTHS)} and transformers' resnet")
+    return VanillaDetrConfig(**known, backbone_config=backbone, auxiliary_loss=True)
 
 
 def config_of_weights(
@@ -222,12 +229,9 @@ def convert_to_detr(options: ToDetrOptions) -> Path:
         OSError: the model is not found, or the output exists.
     """
     output = Path(options.output)
+    kind, remedy = VanillaForObjectDetection, "give a detector of this package"
     model, processor = load_image_model(
-        options.input,
-        VanillaForObjectDetection,
-        model_type="vanilla_detr",
-        remedy="give a detector of this package",
-        device="cpu",
+        options.input, kind, model_type="vanilla_detr", remedy=remedy, device="cpu"
     )
     model = model.float()
     if output.suffix == ".pth":
@@ -254,22 +258,15 @@ def to_detr(model: VanillaForObjectDetection) -> DetrForObjectDetection:
         ValueError: theirs cannot express the model; the message names all reasons.
     """
     config = model.config
-    fields = {name: getattr(config, name) for name in SAME_FIELDS}
+    copied = (*SAME_FIELDS, "backbone_config", "id2label", "label2id")
+    fields = {name: getattr(config, name) for name in copied}
     integers = {name: int(fields[name]) for name in INTEGER_FIELDS}
     reasons = _foreign(config)
     reasons["dilation=True (there: not with the ResNet of transformers)"] = config.dilation
     for name, value in integers.items():
         reasons[f"{name}={fields[name]} (there: an integer)"] = fields[name] != value
     refuse("transformers' DETR", reasons)
-    theirs = DetrForObjectDetection(
-        DetrConfig(
-            **fields | integers,
-            backbone_config=config.backbone_config,
-            id2label=config.id2label,
-            label2id=config.label2id,
-            auxiliary_loss=False,
-        )
-    )
+    theirs = DetrForObjectDetection(DetrConfig(**fields | integers, auxiliary_loss=False))
     names = {**transformers_names(version=5), **transformers_backbone(OUR_BACKBONE)}
     theirs.load_state_dict(_renamed(model, names))
     return theirs.eval()
@@ -288,21 +285,17 @@ def to_authors(model: VanillaForObjectDetection) -> dict[str, Tensor]:
         **_foreign(config),
         f"activation_function={activation!r} (there: 'relu')": activation != "relu",
         f"a backbone of {stages} stages (there: 4)": stages != 4,
-        f"{encoder} and {decoder} attention heads (there: as many in the decoder)": (
-            encoder != decoder
-        ),
+        f"{encoder} and {decoder} attention heads (there: equal)": encoder != decoder,
     }
     refuse("the authors' DETR", reasons)
-    return _renamed(model, {**authors_names(), **torchvision_backbone("backbone.0.body.")})
+    return _renamed(model, AUTHORS_NAMES)
 
 
 # --- inside ------------------------------------------------------------------------------------
 
 
 def _renamed(model: VanillaForObjectDetection, names: Names) -> dict[str, Tensor]:
-    weights = {
-        name: weight for name, weight in model.state_dict().items() if not name.endswith(UNUSED)
-    }
+    weights = {n: w for n, w in model.state_dict().items() if not n.endswith(UNUSED)}
     renamed = rename_to_theirs(weights, names)
     if renamed.left_over or renamed.problems:
         raise ValueError(f"no name for {', '.join([*renamed.left_over, *renamed.problems])}")
@@ -317,31 +310,6 @@ def _foreign(config: Any) -> dict[str, bool]:
         f"layer_norm_eps={config.layer_norm_eps} (there: 1e-05)": config.layer_norm_eps != 1e-5,
         "attention_bias=False (there: biases)": not config.attention_bias,
     }
-
-
-def _transformers_model(source: Path) -> DetrForObjectDetection | None:
-    """Transformers' model of a folder; None for another source, or where it cannot load it."""
-    if (
-        source.is_file()
-        or DetrConfig.from_pretrained(source).backbone_config.model_type != "resnet"
-    ):
-        return None
-    theirs, report = DetrForObjectDetection.from_pretrained(
-        source, dtype=torch.float32, output_loading_info=True
-    )
-    return None if report["missing_keys"] else theirs.eval()
-
-
-def _backbone_config(theirs: dict[str, Any]) -> ResNetConfig:
-    inner = theirs.get("backbone_config") or {}
-    if inner.get("model_type") == "resnet":
-        return ResNetConfig.from_dict(inner)
-    name = inner.get("backbone") or theirs.get("backbone") or "resnet50"
-    if name not in DEPTHS:
-        raise ValueError(
-            f"backbone={name!r}: known are {', '.join(DEPTHS)} and transformers' resnet"
-        )
-    return ResNetConfig(depths=DEPTHS[name], out_features=["stage4"])
 
 
 def _authors_weights(path: Path) -> dict[str, Tensor]:
@@ -391,23 +359,6 @@ def transformers_names(*, version: int) -> Names:
     }
 
 
-def authors_names() -> Names:
-    """Names of the transformer in the authors' files."""
-    return {
-        "query_embed.weight": "model.query_positions.weight",
-        "input_proj.{kind}": "model.input_projection.{kind}",
-        "transformer.decoder.norm.{kind}": "model.decoder.layer_norm.{kind}",
-        "class_embed.{kind}": "class_labels_classifier.{kind}",
-        "bbox_embed.layers.{n}.{kind}": "bbox_predictor.layers.{n}.{kind}",
-        **torch_layer_names(
-            "transformer.encoder.layers.{n}.", "model.encoder.layers.{n}.", is_decoder=False
-        ),
-        **torch_layer_names(
-            "transformer.decoder.layers.{n}.", "model.decoder.layers.{n}.", is_decoder=True
-        ),
-    }
-
-
 def torchvision_backbone(prefix: str) -> Names:
     """Names of a ResNet of torchvision or timm, stored under `prefix`."""
     modules = {("conv1", "bn1"): "embedder.embedder."}
@@ -423,14 +374,23 @@ def torchvision_backbone(prefix: str) -> Names:
     return names
 
 
+AUTHORS_NAMES: Names = {
+    **torchvision_backbone("backbone.0.body."),
+    "query_embed.weight": "model.query_positions.weight",
+    "input_proj.{kind}": "model.input_projection.{kind}",
+    "transformer.decoder.norm.{kind}": "model.decoder.layer_norm.{kind}",
+    "class_embed.{kind}": "class_labels_classifier.{kind}",
+    "bbox_embed.layers.{n}.{kind}": "bbox_predictor.layers.{n}.{kind}",
+    **torch_layer_names("transformer.{side}.layers.{n}.", "model.{side}.layers.{n}."),
+}
+
+
 def transformers_backbone(prefix: str) -> Names:
     """Names of a ResNet of transformers, stored under `prefix`."""
     layer = "encoder.stages.{stage}.layers.{block}."
     modules = ("embedder.embedder", f"{layer}layer.{{k}}", f"{layer}shortcut")
-    return {
-        f"{prefix}{module}.{{part}}.{{kind}}": f"{OUR_BACKBONE}{module}.{{part}}.{{kind}}"
-        for module in modules
-    }
+    names = [f"{module}.{{part}}.{{kind}}" for module in modules]
+    return {prefix + name: OUR_BACKBONE + name for name in names}
 
 
 def names_of(weights: Iterable[str]) -> Names:
@@ -444,7 +404,7 @@ def names_of(weights: Iterable[str]) -> Names:
         hint = " or ".join(sorted(found))
         raise ValueError(f"these weights are not DETR's: they look like {hint}")
     if any(name.startswith("transformer.encoder.") for name in known):
-        return {**authors_names(), **torchvision_backbone("backbone.0.body.")}
+        return AUTHORS_NAMES
     version = 5 if any(".mlp.fc1." in name for name in known) else 4
     places = ("model.backbone.conv_encoder.model.", "model.backbone.model.")
     prefix = next((p for p in places if any(name.startswith(p) for name in known)), None)

@@ -173,16 +173,6 @@ def _check_start(folder: Path, kept: dict[str, list[int]]) -> None:
             )
 
 
-def _keep_layers(model: PreTrainedModel, kept: dict[str, list[int]]) -> None:
-    for side, numbers in kept.items():
-        stack = getattr(model.model, side.removesuffix("_layers"))
-        stack.layers = type(stack.layers)(
-            copy.deepcopy(stack.layers[number]) if number in numbers[:i] else stack.layers[number]
-            for i, number in enumerate(numbers)
-        )
-        setattr(model.config, side, len(numbers))
-
-
 def write_layers(
     output: Path, name: str, model: PreTrainedModel, tokenizer: Any, layers: dict[str, list[int]]
 ) -> None:
@@ -198,12 +188,18 @@ def write_layers(
     Raises:
         OSError: the folder exists, or cannot be written.
     """
-    _keep_layers(model, layers)
+    for side, numbers in layers.items():
+        stack = getattr(model.model, side.removesuffix("_layers"))
+        stack.layers = type(stack.layers)(
+            copy.deepcopy(stack.layers[number]) if number in numbers[:i] else stack.layers[number]
+            for i, number in enumerate(numbers)
+        )
+        setattr(model.config, side, len(numbers))
     with whole_folder(output) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        numbers = "; ".join(f"{side}: {layers[side]}" for side in LAYERS)
-        carry_over(name, folder, change=f"Its layers are those of another model: {numbers}.")
+        shown = "; ".join(f"{side}: {layers[side]}" for side in LAYERS)
+        carry_over(name, folder, change=f"Its layers are those of another model: {shown}.")
         (folder / ALIGNMENT_FILE).unlink(missing_ok=True)  # it may name another layer
 
 
@@ -295,9 +291,8 @@ def _comparison(models: Sequence[str], recipe: Recipe) -> str:
     scores: list[Scores] = []
     for name in models:
         line = ["--model", name, "--source", source, "--reference", reference]
-        scores.append(
-            evaluate_files(_shown("evaluate", [*line, "--num_beams", str(BEAMS)], EvaluateOptions))
-        )
+        line += ["--num_beams", str(BEAMS)]
+        scores.append(evaluate_files(_shown("evaluate", line, EvaluateOptions)))
     translators = [Translator(name, num_beams=BEAMS) for name in models]
     sources = list(read_lines(source))
     speeds = [times_as_fast(translators, sources, size, ROUNDS) for size in BATCH_SIZES]
@@ -328,7 +323,7 @@ def times_as_fast(
         size: sentences of a batch.
         rounds: batches.
     """
-    ratios: list[list[float]] = [[] for _ in translators]
+    ratios: list[list[float]] = []
     texts = [sources[number % len(sources)] for number in range(size * rounds)]
     for translator in translators:
         list(translator.translate(texts[:size]))
@@ -338,6 +333,5 @@ def times_as_fast(
             began = time.process_time()
             list(translator.translate(batch))
             times.append(time.process_time() - began)
-        for of_one, spent in zip(ratios, times, strict=True):
-            of_one.append(times[0] / spent)
-    return [statistics.median(of_one) for of_one in ratios]
+        ratios.append([times[0] / spent for spent in times])
+    return [statistics.median(of_one) for of_one in zip(*ratios, strict=True)]

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import carry_over, public_name
 from hf_vanilla.loading import task_or_default
@@ -121,9 +119,7 @@ def quantize_folder(options: QuantizeOptions) -> Path:
             "hf_vanilla.quantize(model) also classifiers and detectors"
         )
     with whole_folder(options.output) as folder:
-        model, tokenizer = load_translator(
-            options.model, dtype="float32", device=torch.device("cpu")
-        )
+        model, tokenizer = load_translator(options.model, dtype="float32", device="cpu")
         require_float(model, options.model)
         before = model.get_memory_footprint()
         quantize(model)

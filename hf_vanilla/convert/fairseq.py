@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor
 
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
@@ -18,7 +17,6 @@ from hf_vanilla.options import Options, option
 from .checkpoint_files import is_state_dict, read_checkpoint, toolkit_of_content, toolkit_of_path
 from .fairseq_settings import (
     SIDES,
-    Sharing,
     config_values,
     cut_positions,
     fairseq_decoding,
@@ -28,14 +26,8 @@ from .fairseq_settings import (
     sharing_of,
     wrong_types,
 )
-from .fairseq_tokenizer import (
-    SENTENCEPIECE_SUFFIX,
-    Dictionaries,
-    TextSettings,
-    build_tokenizer,
-    read_dictionary,
-)
-from .weight_names import load_renamed, rename_to_ours
+from .fairseq_tokenizer import SENTENCEPIECE_SUFFIX, build_tokenizer, read_dictionary
+from .weight_names import Weights, load_renamed, rename_to_ours
 
 CODES_NAMES = ("bpecodes", "code", "codes", "bpe.codes")
 ARCHIVES = {".tar", ".tgz", ".gz", ".bz2", ".xz", ".zip"}
@@ -64,19 +56,13 @@ class FairseqOptions(Options):
     dictionaries: str | None = option(
         None, "folder of dict.LANG.txt and BPE codes; default: the checkpoint's"
     )
-    member: int | None = option(
-        None, "model of an ensemble, from 1; default: all, each in its own folder"
-    )
+    member: int | None = option(None, "model of an ensemble, from 1; default: all, a folder each")
     source_lang: str | None = option(None, "language of dict.LANG.txt; default: the checkpoint's")
     target_lang: str | None = option(None, "language of dict.LANG.txt; default: the checkpoint's")
-    pieces: str | None = option(
-        None, "BPE codes or SentencePiece .model; default: the one in the folder"
-    )
+    pieces: str | None = option(None, "BPE codes or SentencePiece .model; default: the folder's")
     use_moses: bool | None = option(None, "tokenize with Moses rules; default: only with BPE codes")
     do_lower_case: bool = option(False, "lowercase every text")
-    trust_pickle: bool = option(
-        False, "load any class, which can run code; only for a trusted author"
-    )
+    trust_pickle: bool = option(False, "load any class, which can run code; for trusted authors")
 
 
 def convert_fairseq(options: FairseqOptions) -> Path:
@@ -117,9 +103,7 @@ def _members(path: Path) -> list[Path]:
         raise FileNotFoundError(f"{path}: no such file or folder")
     found = sorted(path.glob("*.pt"), key=_natural_order)
     if not found:
-        raise FileNotFoundError(
-            f"{path} contains no .pt file: give the folder of model.pt, or a file"
-        )
+        raise FileNotFoundError(f"{path} has no .pt file: give the folder of model.pt, or a file")
     of_one_run = [file for file in found if _OF_A_RUN.fullmatch(file.name)]
     if len(found) > 1 and of_one_run:
         best = next((file for file in of_one_run if "best" in file.name), of_one_run[-1])
@@ -152,17 +136,14 @@ def _convert_one(path: Path, options: FairseqOptions, output: Path) -> None:
     dictionaries = [read_dictionary(folder / f"dict.{name}.txt") for name in languages]
     model = _model(weights, settings, dictionaries, path)
     is_bpe = pieces.suffix != SENTENCEPIECE_SUFFIX
-    source, target = dictionaries
     tokenizer = build_tokenizer(
         pieces,
-        Dictionaries(source=source, target=None if target == source else target),
-        TextSettings(
-            source_lang=languages[0],
-            target_lang=languages[1],
-            use_moses=is_bpe if options.use_moses is None else options.use_moses,
-            do_lower_case=options.do_lower_case,
-            model_max_length=model.config.max_position_embeddings,
-        ),
+        dictionaries,
+        source_lang=languages[0],
+        target_lang=languages[1],
+        use_moses=is_bpe if options.use_moses is None else options.use_moses,
+        do_lower_case=options.do_lower_case,
+        model_max_length=model.config.max_position_embeddings,
     )
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
@@ -200,21 +181,25 @@ def _text_files(
 
 
 def _model(
-    weights: Mapping[str, Tensor],
-    settings: Mapping[str, Any],
-    dictionaries: list[list[str]],
-    origin: Path,
+    weights: Weights, settings: Mapping[str, Any], dictionaries: list[list[str]], origin: Path
 ) -> VanillaForConditionalGeneration:
-    sharing = sharing_of(settings)
+    is_shared = sharing_of(settings)["share_encoder_decoder_embeddings"]
     rows = {side: weights.get(f"{side}.embed_tokens.weight") for side in SIDES}
     sizes = [
         len(tokens) if table is None else len(table)
         for tokens, table in zip(dictionaries, rows.values(), strict=True)
     ]
-    faults = refusals(settings) + _vocabulary_faults(sizes, dictionaries, sharing)
-    renamed = rename_to_ours(cut_positions(weights), names_of(sharing))
+    faults = refusals(settings) + [
+        f"the {name} dictionary has {len(tokens)} tokens, the four special ones included, "
+        f"but its embedding has {size} rows"
+        for name, tokens, size in zip(("source", "target"), dictionaries, sizes, strict=True)
+        if len(tokens) != size
+    ]
+    if is_shared and dictionaries[0] != dictionaries[1]:
+        faults.append("both sides share one embedding, but their dictionaries differ")
+    renamed = rename_to_ours(cut_positions(weights), names_of(is_shared=is_shared))
     try:
-        values = config_values(settings, sharing)
+        values = config_values(settings)
     except KeyError:  # missing sizes are among the faults already
         left_over = ", ".join(sorted(renamed.left_over)) or "none"
         faults.append(f"weights of unknown names: {left_over}")
@@ -229,18 +214,3 @@ def _model(
         raise ValueError(f"{origin} cannot be converted exactly: {'; '.join(faults)}")
     model.generation_config = fairseq_decoding(settings)
     return model
-
-
-def _vocabulary_faults(
-    sizes: list[int], dictionaries: list[list[str]], sharing: Sharing
-) -> list[str]:
-    """Dictionaries that contradict the embedding tables or each other."""
-    faults = [
-        f"the {name} dictionary has {len(tokens)} tokens, the four special ones included, "
-        f"but its embedding has {size} rows"
-        for name, tokens, size in zip(("source", "target"), dictionaries, sizes, strict=True)
-        if len(tokens) != size
-    ]
-    if sharing.of_sides and dictionaries[0] != dictionaries[1]:
-        faults.append("both sides share one embedding, but their dictionaries differ")
-    return faults

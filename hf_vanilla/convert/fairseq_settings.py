@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +13,7 @@ from .weight_names import Names
 MAX_TARGET_TOKENS = 200
 SETTINGS_PARTS = ("task", "criterion", "model")
 SIDES = ("encoder", "decoder")
+IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 
 # fairseq's name: our name; all must be in the checkpoint
 SIZES = {
@@ -43,6 +43,8 @@ ACTIVATIONS = {
     "swish": "silu",
     "relu_squared": "relu2",
 }
+# norms of a layer by their numbers in old checkpoints
+OLD_NORMS = {"encoder": ("self_attn", "final"), "decoder": ("self_attn", "encoder_attn", "final")}
 # settings that must be off, and what they mean
 REFUSED = {
     "encoder_normalize_before": "pre-norm encoder",
@@ -80,19 +82,6 @@ OTHER_ARCHITECTURES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sharing:
-    """Which embedding tables are shared.
-
-    Attributes:
-        of_sides: source and target share one embedding.
-        of_output: the output projection is tied to the target embedding.
-    """
-
-    of_sides: bool
-    of_output: bool
-
-
 def settings_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """All settings by fairseq's flat names, from `args` or from a nested `cfg`."""
     config = checkpoint.get("cfg")
@@ -123,9 +112,7 @@ def wrong_types(settings: Mapping[str, Any]) -> list[str]:
 
 def refusals(settings: Mapping[str, Any]) -> list[str]:
     """Descriptions of all settings that our architecture cannot express."""
-    faults = [
-        f"{name}={settings[name]!r} ({why})" for name, why in REFUSED.items() if settings.get(name)
-    ]
+    faults = [f"{n}={settings[n]!r} ({why})" for n, why in REFUSED.items() if settings.get(n)]
     faults += [f"{name} is missing" for name in SIZES if settings.get(name) is None]
     arch, task = settings.get("arch", "transformer"), settings.get("task", "translation")
     if not str(arch).startswith("transformer") or str(arch).startswith(OTHER_ARCHITECTURES):
@@ -138,12 +125,11 @@ def refusals(settings: Mapping[str, Any]) -> list[str]:
     return faults + _unequal_sides(settings)
 
 
-def config_values(settings: Mapping[str, Any], sharing: Sharing) -> dict[str, Any]:
+def config_values(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `VanillaConfig`, without the vocabulary sizes.
 
     Args:
         settings: in which `refusals` finds no fault.
-        sharing: which tables are shared.
     """
     is_learned = bool(settings.get("encoder_learned_pos"))
     # the older name counts where the newer one has 0, as in fairseq
@@ -167,22 +153,19 @@ def config_values(settings: Mapping[str, Any], sharing: Sharing) -> dict[str, An
         "label_smoothing": smoothing if is_smoothed else 0.0,
         # until 2021 fairseq saved `args` instead of `cfg`, and smoothed over all tokens
         "label_smoothing_type": settings.get("label_smoothing_type", "uniform"),
-        "share_encoder_decoder_embeddings": sharing.of_sides,
-        "tie_word_embeddings": sharing.of_output,
-        "bos_token_id": 0,
-        "pad_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 2,
+        **sharing_of(settings),
+        **IDS,
     }
 
 
-def sharing_of(settings: Mapping[str, Any]) -> Sharing:
-    """Which embedding tables the settings share."""
-    is_all = bool(settings.get("share_all_embeddings"))
-    return Sharing(
-        of_sides=is_all or bool(settings.get("merge_src_tgt_embed")),
-        of_output=is_all or bool(settings.get("share_decoder_input_output_embed")),
-    )
+def sharing_of(settings: Mapping[str, Any]) -> dict[str, bool]:
+    """Which embedding tables the settings share, as fields of `VanillaConfig`."""
+    sides = ("share_all_embeddings", "merge_src_tgt_embed")
+    output = ("share_all_embeddings", "share_decoder_input_output_embed")
+    return {
+        "share_encoder_decoder_embeddings": any(settings.get(name) for name in sides),
+        "tie_word_embeddings": any(settings.get(name) for name in output),
+    }
 
 
 def max_positions(settings: Mapping[str, Any], side: str) -> int:
@@ -190,8 +173,13 @@ def max_positions(settings: Mapping[str, Any], side: str) -> int:
     return int(settings.get(f"max_{side}_positions") or 1024)
 
 
-def names_of(sharing: Sharing) -> Names:
-    """The table of names from fairseq, old and new, to ours."""
+def names_of(*, is_shared: bool) -> Names:
+    """The table of names from fairseq, old and new, to ours.
+
+    Args:
+        is_shared: whether both sides share one embedding.
+    """
+    table = "model.shared.weight" if is_shared else "model.{side}.embed_tokens.weight"
     layer = "{side}.layers.{n}."
     same = (
         f"{layer}{{attention}}.{{what}}_proj.{{kind}}",
@@ -199,10 +187,6 @@ def names_of(sharing: Sharing) -> Names:
         f"{layer}{{norm}}_layer_norm.{{kind}}",
         "{side}.embed_positions.weight",
     )
-    old_norms = {
-        "encoder": ("self_attn", "final"),
-        "decoder": ("self_attn", "encoder_attn", "final"),
-    }
     return {
         **{name: f"model.{name}" for name in same},
         f"{layer}{{attention}}.in_proj_{{kind}}": tuple(
@@ -212,15 +196,10 @@ def names_of(sharing: Sharing) -> Names:
             f"{side}.layers.{{n}}.layer_norms.{number}.{{kind}}": (
                 f"model.{side}.layers.{{n}}.{norm}_layer_norm.{{kind}}"
             )
-            for side, norms in old_norms.items()
+            for side, norms in OLD_NORMS.items()
             for number, norm in enumerate(norms)
         },
-        **{
-            f"{side}.embed_tokens.weight": (
-                "model.shared.weight" if sharing.of_sides else f"model.{side}.embed_tokens.weight"
-            )
-            for side in SIDES
-        },
+        "{side}.embed_tokens.weight": table,
         "decoder.output_projection.weight": "lm_head.weight",
         "decoder.embed_out": "lm_head.weight",
         "{side}.embed_positions._float_tensor": None,
@@ -231,10 +210,8 @@ def names_of(sharing: Sharing) -> Names:
 
 def cut_positions(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Cut learned position tables: row p of fairseq is position p - 2."""
-    return {
-        name: weight[2:].clone() if name.endswith(".embed_positions.weight") else weight
-        for name, weight in weights.items()
-    }
+    cut = {n: w[2:].clone() for n, w in weights.items() if n.endswith(".embed_positions.weight")}
+    return {**weights, **cut}
 
 
 def _as_dict(part: Any) -> dict[str, Any]:
@@ -280,8 +257,5 @@ def fairseq_decoding(settings: Mapping[str, Any]) -> GenerationConfig:
         max_new_tokens=longest + 1,
         forced_eos_token_id=2,
         suppress_tokens=[1],
-        bos_token_id=0,
-        pad_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=2,
+        **IDS,
     )

@@ -1,19 +1,10 @@
 """A tokenizer with the token ids of fairseq dictionaries, from BPE codes or SentencePiece."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import (
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from hf_vanilla.data.lines import read_lines
 from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer
@@ -30,38 +21,8 @@ NORMAL, USER_DEFINED, BYTE = 1, 4, 6
 UNKNOWN_PENALTY = 10.0  # as in SentencePiece: below the least likely piece
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dictionaries:
-    """The tokens of both sides, in the order of their ids, special tokens first.
-
-    Attributes:
-        source: tokens of the source.
-        target: tokens of the target; None if both sides share those of the source.
-    """
-
-    source: list[str]
-    target: list[str] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextSettings:
-    """How a text is prepared before subword tokenization, and where it is truncated.
-
-    Attributes:
-        source_lang: language of the source, for Moses.
-        target_lang: language of the target, for Moses.
-        use_moses: tokenize and detokenize with Moses rules.
-        do_lower_case: lowercase the text.
-        normalize_punctuation: rewrite quotes and punctuation as Moses does, before tokenization.
-        model_max_length: tokens at which `truncation=True` cuts.
-    """
-
-    source_lang: str
-    target_lang: str
-    use_moses: bool = True
-    do_lower_case: bool = False
-    normalize_punctuation: bool = False
-    model_max_length: int = 1024
+# tokens of source and target, in the order of their ids, special tokens first
+Dictionaries = Sequence[list[str]]
 
 
 def read_dictionary(path: str | Path) -> list[str]:
@@ -160,25 +121,21 @@ def sentencepiece_backend(path: str | Path, dictionaries: Dictionaries) -> Token
         )
     backend = Tokenizer(model)
     backend.normalizer = _normalizer(proto.normalizer_spec)
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace(SPACE, " "),
-            *([decoders.ByteFallback()] if has_bytes else []),
-            decoders.Fuse(),
-        ]
-    )
+    of_bytes = [decoders.ByteFallback()] if has_bytes else []
+    steps = [decoders.Replace(SPACE, " "), *of_bytes, decoders.Fuse()]
+    backend.decoder = decoders.Sequence(steps)
     return backend
 
 
 def build_tokenizer(
-    pieces: str | Path, dictionaries: Dictionaries, settings: TextSettings
+    pieces: str | Path, dictionaries: Dictionaries, **settings: Any
 ) -> VanillaFairseqTokenizer:
     """The tokenizer of a fairseq model.
 
     Args:
         pieces: BPE codes, or a SentencePiece model, whose name ends in `.model`.
-        dictionaries: tokens of both sides.
-        settings: how a text is prepared.
+        dictionaries: of both sides.
+        **settings: of `VanillaFairseqTokenizer`: languages, `use_moses`, `model_max_length`, ...
 
     Raises:
         ImportError: a library that the format needs is missing.
@@ -186,24 +143,20 @@ def build_tokenizer(
         OSError: a file cannot be read.
     """
     if Path(pieces).suffix == SENTENCEPIECE_SUFFIX:
-        backend = sentencepiece_backend(pieces, dictionaries)
-        return _tokenizer(backend, dictionaries, settings)
-    source, target = dictionaries.source, dictionaries.target
-    dictionaries = Dictionaries(
-        source=bpe_pieces(source), target=None if target is None else bpe_pieces(target)
-    )
-    return tokenizer_of_merges(read_codes(pieces), dictionaries, settings)
+        return _tokenizer(sentencepiece_backend(pieces, dictionaries), dictionaries, settings)
+    as_pieces = [bpe_pieces(tokens) for tokens in dictionaries]
+    return tokenizer_of_merges(read_codes(pieces), as_pieces, **settings)
 
 
 def tokenizer_of_merges(
-    merges: list[tuple[str, str]], dictionaries: Dictionaries, settings: TextSettings
+    merges: list[tuple[str, str]], dictionaries: Dictionaries, **settings: Any
 ) -> VanillaFairseqTokenizer:
     """The tokenizer of a model with BPE codes.
 
     Args:
         merges: in order.
         dictionaries: of both sides, as `bpe_pieces` writes tokens.
-        settings: how a text is prepared.
+        **settings: as for `build_tokenizer`.
     """
     of_merges = (part for merge in merges for part in (*merge, "".join(merge)))
     backend = Tokenizer(
@@ -220,32 +173,26 @@ def tokenizer_of_merges(
 
 
 def _tokenizer(
-    backend: Tokenizer, dictionaries: Dictionaries, settings: TextSettings
+    backend: Tokenizer, dictionaries: Dictionaries, settings: dict[str, Any]
 ) -> VanillaFairseqTokenizer:
     """The backend with ids per side."""
-    _, pad, eos, unknown = SPECIAL_TOKENS
+    begin, pad, eos, unknown = SPECIAL_TOKENS
+    source, target = dictionaries
     end = (eos, SPECIAL_TOKENS.index(eos))
     backend.post_processor = processors.TemplateProcessing(
         single=f"$A {eos}", pair=f"$A $B {eos}", special_tokens=[end]
     )
-    # left out where it is off, as in folders of earlier versions
-    rewrites = {"normalize_punctuation": True} if settings.normalize_punctuation else {}
     return VanillaFairseqTokenizer(
         tokenizer_object=backend,
         pad_token=pad,
         eos_token=eos,
         unk_token=unknown,
-        bos_token=SPECIAL_TOKENS[0],
-        model_max_length=settings.model_max_length,
+        bos_token=begin,
         clean_up_tokenization_spaces=False,
         split_special_tokens=True,  # "</s>" typed in a text is not special
-        source_vocab_size=len(dictionaries.source),
-        target_pieces=dictionaries.target,
-        source_lang=settings.source_lang,
-        target_lang=settings.target_lang,
-        use_moses=settings.use_moses,
-        do_lower_case=settings.do_lower_case,
-        **rewrites,
+        source_vocab_size=len(source),
+        target_pieces=None if target == source else target,
+        **settings,
     )
 
 
@@ -258,12 +205,12 @@ def _vocabulary(dictionaries: Dictionaries, others: Iterable[str]) -> dict[str, 
     Raises:
         ValueError: two tokens of the source are the same piece.
     """
-    pieces = dictionaries.source
+    pieces, target = dictionaries
     numbers = {piece: number for number, piece in enumerate(pieces)}
     if len(numbers) < len(pieces):
         twice = sorted({piece for piece in pieces if pieces.count(piece) > 1})
         raise ValueError(f"two tokens of the dictionary are the same piece: {', '.join(twice)}")
-    for piece in (*(dictionaries.target or []), *others):
+    for piece in (*target, *others):
         numbers.setdefault(piece, len(numbers))
     return numbers
 

@@ -19,14 +19,9 @@ from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer
 from hf_vanilla.options import Options, option
 from hf_vanilla.text.generation_fields import KINDS, check_fields
 
-from .checkpoint_files import (
-    local_folder,
-    read_checkpoint,
-    read_json,
-    settings_of_type,
-)
-from .fairseq_settings import SIDES, SIZES, Sharing, config_values, names_of
-from .fairseq_tokenizer import SPECIAL_TOKENS, Dictionaries, TextSettings, tokenizer_of_merges
+from .checkpoint_files import local_folder, read_checkpoint, read_json, settings_of_type
+from .fairseq_settings import IDS, SIDES, SIZES, config_values, names_of
+from .fairseq_tokenizer import SPECIAL_TOKENS, tokenizer_of_merges
 from .weight_names import is_sinusoidal, load_renamed, rename_to_ours
 
 MERGES, TOKENIZER_SETTINGS = "merges.txt", "tokenizer_config.json"
@@ -54,10 +49,7 @@ DECODING: dict[str, Any] = {
     "max_length": 200,
     "length_penalty": 1.0,
     "early_stopping": False,
-    "bos_token_id": 0,
-    "pad_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
+    **IDS,
     "forced_eos_token_id": 2,
 }
 
@@ -123,26 +115,23 @@ def _model(
     source, target = (weights.get(f"{side}.embed_tokens.weight") for side in SIDES)
     output = weights.get("decoder.output_projection.weight")
     tables = [table for table in (target, output) if table is not None]
-    sharing = Sharing(
-        of_sides=target is None or source is None or torch.equal(source, target),
-        of_output=len(tables) < 2 or torch.equal(*tables),
-    )
-    values = config_values({name: settings[ours] for name, ours in SIZES.items()}, sharing)
+    is_shared = target is None or source is None or torch.equal(source, target)
+    values = config_values({name: settings[ours] for name, ours in SIZES.items()})
     values |= {name: settings[name] for name in DEFAULTS}
-    names = {**names_of(sharing), POSITIONS: None}  # a computed table, stored by some versions
+    values["share_encoder_decoder_embeddings"] = is_shared
+    values["tie_word_embeddings"] = len(tables) < 2 or torch.equal(*tables)
+    # a computed table, stored by some versions
+    names = {**names_of(is_shared=is_shared), POSITIONS: None}
     try:
-        config = VanillaConfig(
-            **values,
-            vocab_size=settings["src_vocab_size"],
-            decoder_vocab_size=settings["tgt_vocab_size"],
-        )
-        model = VanillaForConditionalGeneration(config)
+        values["vocab_size"] = settings["src_vocab_size"]
+        values["decoder_vocab_size"] = settings["tgt_vocab_size"]
+        model = VanillaForConditionalGeneration(VanillaConfig(**values))
     except KeyError as error:
         raise ValueError(f"{origin}: its config has no {error}") from None
     except (ValueError, StrictDataclassError) as error:
         raise ValueError(f"{origin} cannot be converted: {error}") from None
     renamed = rename_to_ours(weights, names)
-    renamed.problems.extend(_foreign_positions(weights, config))
+    renamed.problems.extend(_foreign_positions(weights, model.config))
     load_renamed(model, renamed, origin=origin)
     return model.eval()
 
@@ -191,22 +180,18 @@ def _tokenizer(folder: Path, settings: Mapping[str, Any]) -> VanillaFairseqToken
     languages = own.get("langs") or settings.get("langs")
     if not isinstance(languages, list) or len(languages) != 2:
         raise ValueError(f"{folder}: langs={languages!r}: the config must name two languages")
-    source, target = tokens
-    merges: dict[tuple[str, str], None] = {}
-    for line in (folder / MERGES).read_text(encoding="utf-8").split("\n"):
-        parts = line.split()[:2]
-        if len(parts) == 2:
-            merges.setdefault((parts[0], parts[1]))
+    lines = (folder / MERGES).read_text(encoding="utf-8").split("\n")
+    pairs = [line.split()[:2] for line in lines]
+    merges = dict.fromkeys((pair[0], pair[1]) for pair in pairs if len(pair) == 2)
     return tokenizer_of_merges(
         list(merges),
-        Dictionaries(source=source, target=None if target == source else target),
-        TextSettings(
-            source_lang=languages[0],
-            target_lang=languages[1],
-            do_lower_case=bool(own.get("do_lower_case")),
-            normalize_punctuation=True,
-            model_max_length=settings["max_position_embeddings"],
-        ),
+        tokens,
+        source_lang=languages[0],
+        target_lang=languages[1],
+        use_moses=True,
+        do_lower_case=bool(own.get("do_lower_case")),
+        normalize_punctuation=True,
+        model_max_length=settings["max_position_embeddings"],
     )
 
 
@@ -218,7 +203,6 @@ def _dictionary(path: Path, ids: Mapping[str, Any], size: int) -> list[str]:
     ordered = sorted(ids, key=lambda piece: ids[piece])
     is_whole = [ids[piece] for piece in ordered] == list(range(size))
     if not is_whole or tuple(ordered[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
-        raise ValueError(
-            f"{path} must have the ids 0 to {size - 1}, {', '.join(SPECIAL_TOKENS)} first"
-        )
+        first = ", ".join(SPECIAL_TOKENS)
+        raise ValueError(f"{path} must have the ids 0 to {size - 1}, {first} first")
     return ordered

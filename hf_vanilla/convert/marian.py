@@ -126,8 +126,7 @@ def convert_marian(options: MarianOptions) -> Path:
         weights = npz_of(Path(options.input))
         loading: dict[str, Any] | None = None
         if weights is None:
-            theirs, loading, faults = _read_marian(options.input)
-            tokenizer = _read_tokenizer(options.input)
+            theirs, tokenizer, loading, faults = _read_marian(options.input)
         else:
             theirs, faults = read_npz(weights), []
             tokenizer = read_npz_tokenizer(weights.parent)
@@ -246,8 +245,10 @@ def compare(
 # --- inside ------------------------------------------------------------------------------------
 
 
-def _read_marian(name: str) -> tuple[MarianMTModel, dict[str, Any], list[str]]:
-    """The model in float32, its loading info, and flags that our model cannot express."""
+def _read_marian(
+    name: str,
+) -> tuple[MarianMTModel, PreTrainedTokenizerBase, dict[str, Any], list[str]]:
+    """Model in float32, tokenizer, loading info, and flags that our model cannot express."""
     # beside a config.json, files of Marian itself are not read
     if Path(name).is_dir() and (toolkit := toolkit_of_path(Path(name))) not in (None, MARIAN):
         raise ValueError(f"{name} is {toolkit}")
@@ -258,16 +259,11 @@ def _read_marian(name: str) -> tuple[MarianMTModel, dict[str, Any], list[str]]:
         if settings.get(flag) is value
     ]
     theirs, loading = load_with_report(MarianMTModel, name, dtype=torch.float32)
-    return theirs.eval(), loading, faults
-
-
-def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
     try:
-        return load_saved(AutoTokenizer, name)
+        tokenizer = load_saved(AutoTokenizer, name)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{error}, with source.spm, target.spm and vocab.json in the same folder"
-        ) from None
+        raise ValueError(f"{error}, with source.spm, target.spm and vocab.json there") from None
+    return theirs.eval(), tokenizer, loading, faults
 
 
 def _contradictions(tokenizer: PreTrainedTokenizerBase, config: MarianConfig) -> list[str]:

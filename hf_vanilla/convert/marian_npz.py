@@ -20,13 +20,14 @@ import yaml
 from torch import Tensor
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
-from hf_vanilla.file_values import yaml_value
+from hf_vanilla.file_values import checked, yaml_value
 from hf_vanilla.options import install_hint
 
 from .checkpoint_files import read_arrays
 
 logger = logging.getLogger(__name__)
 
+Arrays = Mapping[str, np.ndarray]
 DECODER = "decoder.yml"
 FILE_LISTS, NUMBERS = ("models", "vocabs"), ("normalize", "word-penalty")
 _ID = re.compile(r"[0-9]{1,9}")
@@ -100,7 +101,19 @@ def read_npz(path: Path) -> MarianMTModel:
     if left:
         raise ValueError(f"{path} does not fit this architecture; {'; '.join(left)}")
     model.load_state_dict(weights)
-    _set_decoding(model, decoder, read_vocabularies(path.parent)[-1].get("<unk>"))
+    if decoder.get("word-penalty"):
+        message = "%s: word-penalty=%s has no counterpart here and is left out"
+        logger.warning(message, DECODER, decoder["word-penalty"])
+    decoding, banned = model.generation_config, [model.config.pad_token_id]
+    decoding.num_beams = decoder.get("beam-size", 12)
+    decoding.length_penalty = decoder.get("normalize", 0.0)  # Marian divides by length ** normalize
+    decoding.max_length = 512
+    unknown_id = read_vocabularies(path.parent)[-1].get("<unk>")
+    if unknown_id is not None and not decoder.get("allow-unk"):
+        banned.append(unknown_id)  # as Marian's search, ours does not write it
+    decoding.bad_words_ids = [[token_id] for token_id in banned]
+    decoding.forced_eos_token_id = model.config.forced_eos_token_id
+    decoding._from_model_config = False
     return model.eval()
 
 
@@ -115,9 +128,8 @@ def read_npz_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         for side in ("source", "target"):
             check_sentencepiece(folder / f"{side}.spm")
             shutil.copy(folder / f"{side}.spm", name)
-        for file, vocabulary in zip(
-            ("vocab.json", "target_vocab.json"), vocabularies, strict=False
-        ):
+        files = ("vocab.json", "target_vocab.json")
+        for file, vocabulary in zip(files, vocabularies, strict=False):
             content = {**vocabulary, "<pad>": len(vocabulary)}
             (Path(name) / file).write_text(json.dumps(content), encoding="utf-8")
         is_double = len(vocabularies) > 1
@@ -129,7 +141,7 @@ def read_npz_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 # --- settings -----------------------------------------------------------------------------------
 
 
-def _settings(arrays: Mapping[str, np.ndarray], path: Path) -> dict[str, Any]:
+def _settings(arrays: Arrays, path: Path) -> dict[str, Any]:
     """The model's settings, if it is the paper's Transformer."""
     if SETTINGS not in arrays:
         raise ValueError(f"{path} has no {SETTINGS}: it is no model of Marian")
@@ -168,9 +180,7 @@ def _check_sizes(settings: dict[str, Any], path: Path) -> None:
         settings["transformer-dropout"] = dropout
 
 
-def _config(
-    settings: Mapping[str, Any], arrays: Mapping[str, np.ndarray], path: Path
-) -> MarianConfig:
+def _config(settings: Mapping[str, Any], arrays: Arrays, path: Path) -> MarianConfig:
     is_all = bool(settings.get("tied-embeddings-all"))
     is_shared = is_all or bool(settings.get("tied-embeddings-src"))
     tables = ["Wemb"] if is_shared else ["encoder_Wemb", "decoder_Wemb"]
@@ -207,29 +217,11 @@ def _config(
     )
 
 
-def _set_decoding(model: MarianMTModel, decoder: Mapping[str, Any], unknown_id: int | None) -> None:
-    """Beams and length penalty of `decoder.yml`; Marian divides by length ** normalize.
-
-    Like Marian's search, ours never writes the unknown word, unless `allow-unk` is on.
-    """
-    if decoder.get("word-penalty"):
-        message = "%s: word-penalty=%s has no counterpart here and is left out"
-        logger.warning(message, DECODER, decoder["word-penalty"])
-    settings, pad = model.generation_config, model.config.pad_token_id
-    settings.num_beams = decoder.get("beam-size", 12)
-    settings.length_penalty = decoder.get("normalize", 0.0)
-    is_banned = unknown_id is not None and not decoder.get("allow-unk")
-    settings.max_length = 512
-    settings.bad_words_ids = [[pad], [unknown_id]] if is_banned else [[pad]]
-    settings.forced_eos_token_id = model.config.forced_eos_token_id
-    settings._from_model_config = False
-
-
 # --- weights ------------------------------------------------------------------------------------
 
 
 def _renamed(
-    model: MarianMTModel, settings: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    model: MarianMTModel, settings: Mapping[str, Any], arrays: Arrays
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The arrays as weights of MarianMTModel, and what is wrong with them."""
     weights, used, faults = {}, set(UNUSED), []
@@ -305,9 +297,7 @@ def npz_of(folder: Path) -> Path | None:
         return None
     found = sorted(folder.glob("*.npz"))
     if not found and (folder / DECODER).is_file() and (binary := sorted(folder.glob("*.bin"))):
-        raise ValueError(
-            f"{binary[0]} is a binary model of Marian, as for 8-bit weights: give its .npz"
-        )
+        raise ValueError(f"{binary[0]} is a binary model of Marian: give its .npz")
     if len(found) <= 1:
         return found[0] if found else None
     names = {Path(name).name for name in decoder_settings(folder).get("models", [])}
@@ -323,9 +313,7 @@ def read_yaml(text: str, origin: str) -> dict[str, Any]:
     Raises:
         ValueError: the text is no mapping.
     """
-    content = yaml_value(text, origin)
-    if not isinstance(content, dict):
-        raise ValueError(f"{origin} must hold keys and values")
+    content = checked(yaml_value(text, origin), dict, origin)
     return {name: value for name, value in content.items() if value is not None}
 
 
@@ -379,10 +367,7 @@ def read_vocabularies(folder: Path) -> list[dict[str, int]]:
     for path in paths:
         if path.suffix not in (".yml", ".yaml", ".json"):
             kind = {".fsv": "factored", ".spm": "a SentencePiece model"}.get(path.suffix, "text")
-            raise ValueError(
-                f"{path}: this vocabulary is {kind}; only YAML or JSON with the id of each piece "
-                "is read"
-            )
+            raise ValueError(f"{path}: this vocabulary is {kind}; give one in YAML or JSON")
     return [_vocabulary(path) for path in paths]
 
 

@@ -27,6 +27,7 @@ from hf_vanilla.options import Options, option
 from .checkpoint_files import is_state_dict, read_checkpoint, toolkit_of_content
 from .weight_names import (
     Names,
+    Weights,
     count_layers,
     is_sinusoidal,
     is_zero_at,
@@ -64,9 +65,7 @@ class TorchOptions(Options):
     layer_norm_eps: float = option(1e-5, "epsilon of the layer norms")
     scale_embedding: bool = option(True, "embeddings are multiplied by sqrt(d_model)")
     dropout: float = option(0.1, "dropout rate for further training")
-    trust_pickle: bool = option(
-        False, "load any pickled class, which can run code; only for a trusted author"
-    )
+    trust_pickle: bool = option(False, "load any class, which can run code; for trusted authors")
 
     @property
     def inner(self) -> str:
@@ -84,15 +83,11 @@ def convert_torch(options: TorchOptions) -> Path:
     """
     with whole_folder(options.output) as folder:
         content = read_checkpoint(options.input, trust_pickle=options.trust_pickle)
-        weights = _state_dict(content, options)
-        model = from_torch(weights, options)
-        model.save_pretrained(folder)
+        from_torch(_state_dict(content, options), options).save_pretrained(folder)
     return Path(options.output)
 
 
-def from_torch(
-    weights: Mapping[str, Tensor], options: TorchOptions
-) -> VanillaForConditionalGeneration:
+def from_torch(weights: Weights, options: TorchOptions) -> VanillaForConditionalGeneration:
     """Our model that computes like a model around `torch.nn.Transformer`.
 
     The two additional dropouts of `torch.nn.Transformer` (on attention weights and inside the
@@ -116,19 +111,15 @@ def from_torch(
 def torch_names(options: TorchOptions) -> Names:
     """The table of names for the attribute names in `options`."""
     inner = options.inner
-    names: dict[str, str | tuple[str, ...] | None] = {
+    return {
         f"{inner}{{side}}.norm.{{kind}}": "model.{side}.layer_norm.{kind}",
         f"{options.output_projection}.{{kind}}": "lm_head.{kind}",
-    }
-    if options.positions:
-        names[options.positions] = None
-    tables = {"encoder": options.source_embedding, "decoder": options.target_embedding}
-    for side, table in tables.items():
-        theirs, ours = f"{inner}{side}.layers.{{n}}.", f"model.{side}.layers.{{n}}."
-        names |= torch_layer_names(theirs, ours, is_decoder=side == "decoder")
+        **({options.positions: None} if options.positions else {}),
+        **torch_layer_names(f"{inner}{{side}}.layers.{{n}}.", "model.{side}.layers.{n}."),
         # the same name for both: one shared table
-        names[f"{table}.weight"] = f"model.{side}.embed_tokens.weight"
-    return names
+        f"{options.source_embedding}.weight": "model.encoder.embed_tokens.weight",
+        f"{options.target_embedding}.weight": "model.decoder.embed_tokens.weight",
+    }
 
 
 # --- inside ------------------------------------------------------------------------------------
@@ -156,22 +147,26 @@ def _described(content: Any) -> str:
     return f"a {type(content).__name__}"
 
 
-def _config(
-    weights: Mapping[str, Tensor], options: TorchOptions
-) -> tuple[VanillaConfig, list[str]]:
+def _config(weights: Weights, options: TorchOptions) -> tuple[VanillaConfig, list[str]]:
     """The config from shapes, names and options, and reasons why our model cannot express it."""
     inner = options.inner
-    source, target, output, encoder_inner, decoder_inner = _matrices(
-        weights,
-        [
-            f"{options.source_embedding}.weight",
-            f"{options.target_embedding}.weight",
-            f"{options.output_projection}.weight",
-            f"{inner}encoder.layers.0.linear1.weight",
-            f"{inner}decoder.layers.0.linear1.weight",
-        ],
-        options,
-    )
+    names = [
+        f"{options.source_embedding}.weight",
+        f"{options.target_embedding}.weight",
+        f"{options.output_projection}.weight",
+        f"{inner}encoder.layers.0.linear1.weight",
+        f"{inner}decoder.layers.0.linear1.weight",
+    ]
+    if absent := [name for name in names if name not in weights or weights[name].dim() != 2]:
+        # of the layers, name only the module that contains them
+        parts = sorted({re.sub(r"(^|\.)(en|de)coder\..*", r"\1", name) for name in weights})
+        raise ValueError(
+            f"{options.input} has no matrix {', '.join(absent)}; it has "
+            f"{', '.join(part.rstrip('.') or 'encoder, decoder' for part in parts)}: give names "
+            "with --transformer, --source_embedding, --target_embedding, --output_projection and "
+            "--prefix"
+        )
+    source, target, output, encoder_inner, decoder_inner = (weights[name] for name in names)
     positions, faults = _positions(weights, options, source.shape[1])
     is_shared = torch.equal(source, target)
     config = VanillaConfig(
@@ -204,24 +199,8 @@ def _config(
     return config, faults
 
 
-def _matrices(
-    weights: Mapping[str, Tensor], names: list[str], options: TorchOptions
-) -> list[Tensor]:
-    absent = [name for name in names if name not in weights or weights[name].dim() != 2]
-    if absent:
-        # of the layers, name only the module that contains them
-        parts = sorted({re.sub(r"(^|\.)(en|de)coder\..*", r"\1", name) for name in weights})
-        raise ValueError(
-            f"{options.input} has no matrix {', '.join(absent)}; it has "
-            f"{', '.join(part.rstrip('.') or 'encoder, decoder' for part in parts)}: give names "
-            "with --transformer, --source_embedding, --target_embedding, --output_projection and "
-            "--prefix"
-        )
-    return [weights[name] for name in names]
-
-
 def _positions(
-    weights: Mapping[str, Tensor], options: TorchOptions, width: int
+    weights: Weights, options: TorchOptions, width: int
 ) -> tuple[dict[str, Any], list[str]]:
     """Config fields for the saved position table, and why our model cannot express it."""
     if options.positions not in weights:
@@ -232,7 +211,7 @@ def _positions(
         table = table.reshape(-1, width).float()  # saved with a batch axis
         for layout, frequencies in product(POSITION_LAYOUTS, POSITION_FREQUENCIES):
             # tutorials compute angles in float32: an error of 5e-4 at position 5,000
-            if is_sinusoidal(table, layout=layout, frequencies=frequencies, tolerance=2e-3):
+            if is_sinusoidal(table, layout=layout, frequencies=frequencies, atol=2e-3):
                 return {
                     "max_position_embeddings": table.shape[0],
                     "position_layout": layout,

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from transformers import (
@@ -37,17 +37,17 @@ from .weight_names import (
 
 logger = logging.getLogger(__name__)
 
+OurModel: TypeAlias = VanillaForImageClassification | VanillaVitModel
+TheirModel: TypeAlias = ViTForImageClassification | ViTModel
 # of the body, without its prefix
 MODEL_NAMES: Names = {
     "embeddings.cls_token": "embeddings.class_token",
     "embeddings.position_embeddings": "embeddings.positions",
     "embeddings.patch_embeddings.projection.{kind}": "embeddings.patch_projection.{kind}",
-    **{
-        f"layers.{{n}}.attention.{theirs}_proj.{{kind}}": (
-            f"layers.{{n}}.self_attn.{ours}_proj.{{kind}}"
-        )
-        for theirs, ours in {"q": "q", "k": "k", "v": "v", "o": "out"}.items()
-    },
+    "layers.{n}.attention.q_proj.{kind}": "layers.{n}.self_attn.q_proj.{kind}",
+    "layers.{n}.attention.k_proj.{kind}": "layers.{n}.self_attn.k_proj.{kind}",
+    "layers.{n}.attention.v_proj.{kind}": "layers.{n}.self_attn.v_proj.{kind}",
+    "layers.{n}.attention.o_proj.{kind}": "layers.{n}.self_attn.out_proj.{kind}",
     "layers.{n}.layernorm_before.{kind}": "layers.{n}.self_attn_layer_norm.{kind}",
     "layers.{n}.layernorm_after.{kind}": "layers.{n}.final_layer_norm.{kind}",
     "layers.{n}.mlp.fc{k}.{kind}": "layers.{n}.fc{k}.{kind}",
@@ -71,8 +71,8 @@ SAME_FIELDS = {
     "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "attention_dropout",
     "layer_norm_eps": "layer_norm_eps",
+    **{name: name for name in ("id2label", "label2id", "problem_type")},
 }
-LABEL_FIELDS = ("id2label", "label2id", "problem_type")
 FOREIGN_TYPES = {
     "beit": "relative positions and layer scale",
     "deit": "a distillation token",
@@ -84,10 +84,7 @@ FOREIGN_TYPES = {
     "vitdet": "windowed attention",
     "vit_mae": "a decoder of masked patches",
 }
-ARCHITECTURES: dict[str, type[PreTrainedModel]] = {
-    "ViTForImageClassification": ViTForImageClassification,
-    "ViTModel": ViTModel,
-}
+ARCHITECTURES = {kind.__name__: kind for kind in (ViTForImageClassification, ViTModel)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +140,8 @@ def convert_to_vit(options: ToVitOptions) -> Path:
 
 
 def from_vit(
-    theirs: ViTForImageClassification | ViTModel,
-    *,
-    origin: str = "the ViT",
-    loading: Mapping[str, Any] | None = None,
-) -> VanillaForImageClassification | VanillaVitModel:
+    theirs: TheirModel, *, origin: str = "the ViT", loading: Mapping[str, Any] | None = None
+) -> OurModel:
     """Our model with the weights and the function of transformers' ViT.
 
     Where theirs has no biases on queries, keys and values, ours get zeros.
@@ -162,13 +156,10 @@ def from_vit(
     """
     config = theirs.config
     is_body = isinstance(theirs, ViTModel)
-    ours = (VanillaVitModel if is_body else VanillaForImageClassification)(
-        VanillaVitConfig(
-            **{ours: getattr(config, name) for name, ours in SAME_FIELDS.items()},
-            **{name: getattr(config, name) for name in LABEL_FIELDS},
-            has_pooler=is_body and theirs.pooler is not None,
-        )
-    )
+    fields = {ours: getattr(config, name) for name, ours in SAME_FIELDS.items()}
+    has_pooler = is_body and theirs.pooler is not None
+    kind = VanillaVitModel if is_body else VanillaForImageClassification
+    ours = kind(VanillaVitConfig(**fields, has_pooler=has_pooler))
     weights = theirs.state_dict()
     names = MODEL_NAMES if is_body else CLASSIFIER_NAMES
     renamed = rename_to_ours(weights, names)
@@ -186,9 +177,7 @@ def from_vit(
     return ours.eval()
 
 
-def to_vit(
-    ours: VanillaForImageClassification | VanillaVitModel,
-) -> ViTForImageClassification | ViTModel:
+def to_vit(ours: OurModel) -> TheirModel:
     """Transformers' ViT with the weights and the function of our model.
 
     Raises:
@@ -202,11 +191,8 @@ def to_vit(
         "attention_bias=False (there: a bias on the output projection)": not config.attention_bias,
     }
     refuse("ViT", reasons)
-    settings = ViTConfig(
-        **{name: getattr(config, ours) for name, ours in SAME_FIELDS.items()},
-        **{name: getattr(config, name) for name in LABEL_FIELDS},
-        qkv_bias=True,
-    )
+    fields = {name: getattr(config, ours) for name, ours in SAME_FIELDS.items()}
+    settings = ViTConfig(**fields, qkv_bias=True)
     theirs: PreTrainedModel
     if is_body:
         theirs = ViTModel(settings, add_pooling_layer=config.has_pooler)
@@ -217,7 +203,7 @@ def to_vit(
     return theirs.eval()
 
 
-def read_image_model(name: str) -> VanillaForImageClassification | VanillaVitModel:
+def read_image_model(name: str) -> OurModel:
     """Our image model of a folder or Hub id, in float32.
 
     Raises:
@@ -242,13 +228,8 @@ def read_image_processor(name: str, config: VanillaVitConfig) -> Any:
 def authors_processor(config: VanillaVitConfig) -> ViTImageProcessorPil:
     """Resize to the model's size, values from -1 to 1, as the authors' models read images."""
     height, width = config.image_height_width
-    channels = [0.5] * config.num_channels
-    return ViTImageProcessorPil(
-        size={"height": height, "width": width},
-        do_convert_rgb=True,
-        image_mean=channels,
-        image_std=channels,
-    )
+    size, half = {"height": height, "width": width}, [0.5] * config.num_channels
+    return ViTImageProcessorPil(size=size, do_convert_rgb=True, image_mean=half, image_std=half)
 
 
 def add_zero_biases(renamed: Renamed, ours: PreTrainedModel) -> None:
@@ -262,13 +243,11 @@ def add_zero_biases(renamed: Renamed, ours: PreTrainedModel) -> None:
 # --- inside ------------------------------------------------------------------------------------
 
 
-def _read_vit(name: str) -> tuple[ViTForImageClassification | ViTModel, dict[str, Any]]:
+def _read_vit(name: str) -> tuple[TheirModel, dict[str, Any]]:
     """The model in float32, and what transformers reports of its tensors."""
     settings = settings_of_type(name, "vit", foreign=FOREIGN_TYPES)
     architecture = (settings.get("architectures") or ["ViTForImageClassification"])[0]
     if architecture not in ARCHITECTURES:
-        raise ValueError(
-            f"{name} is a {architecture}: give one of {', '.join(sorted(ARCHITECTURES))}"
-        )
+        raise ValueError(f"{name} is a {architecture}: give one of {', '.join(ARCHITECTURES)}")
     theirs, loading = load_with_report(ARCHITECTURES[architecture], name, dtype=torch.float32)
     return theirs.eval(), loading

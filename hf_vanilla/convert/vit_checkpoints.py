@@ -59,13 +59,9 @@ HEAD_WIDTH, OTHER_HEADS = 64, {64: 2, 1280: 16, 1408: 16, 1664: 16}
 class TimmOptions(Options):
     """Convert a `vit_*` checkpoint of timm."""
 
-    input: str = option(
-        text="folder with model.safetensors and config.json, a .safetensors, or Hub id"
-    )
+    input: str = option(text="folder of model.safetensors and config.json, .safetensors, or Hub id")
     output: str = option(text="folder for our model")
-    heads: int | None = option(
-        None, "attention heads; default: config.json, else of 64 channels as in timm"
-    )
+    heads: int | None = option(None, "attention heads; default: config.json, else as timm has them")
 
 
 def convert_timm(options: TimmOptions) -> Path:
@@ -77,7 +73,15 @@ def convert_timm(options: TimmOptions) -> Path:
         OSError: nothing is found under that name, or the output is taken.
     """
     with whole_folder(options.output) as folder:
-        weights, settings = _read_timm(options.input)
+        settings: dict[str, Any] = {}
+        path = Path(options.input)
+        if not path.is_file():
+            place = local_folder(options.input, ("model.safetensors", "config.json"))
+            path, config = place / "model.safetensors", place / "config.json"
+            settings = read_json(config) if config.is_file() else {}
+            if "pretrained_cfg" not in settings:  # older files have all in one dict
+                settings |= {"pretrained_cfg": {**settings}, "label_names": settings.get("labels")}
+        weights = read_checkpoint(path)
         ours = from_timm(weights, settings, origin=options.input, heads=options.heads)
         ours.save_pretrained(folder)
         timm_processor(ours.config, settings).save_pretrained(folder)
@@ -146,18 +150,6 @@ def timm_processor(config: VanillaVitConfig, settings: Mapping[str, Any]) -> ViT
 
 
 # --- inside ------------------------------------------------------------------------------------
-
-
-def _read_timm(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and `config.json`, empty where a lone file of weights was given."""
-    if Path(name).is_file():
-        return read_checkpoint(name), {}
-    folder = local_folder(name, ("model.safetensors", "config.json"))
-    settings = folder / "config.json"
-    content = read_json(settings) if settings.is_file() else {}
-    if "pretrained_cfg" not in content:  # older files have all in one dict
-        content |= {"pretrained_cfg": {**content}, "label_names": content.get("labels")}
-    return read_checkpoint(folder / "model.safetensors"), content
 
 
 def _timm_config(
@@ -299,17 +291,13 @@ def _google_config(
     found = [arrays[name] if name in arrays else np.zeros(0) for name in needed]
     wrong = [name for name, array in zip(needed, found, strict=True) if array.ndim != needed[name]]
     if wrong:
-        raise ValueError(
-            f"{origin} is no ViT of the authors: missing or misshapen {', '.join(wrong)}"
-        )
+        raise ValueError(f"{origin} is no ViT of the authors: wrong or missing {', '.join(wrong)}")
     embedding, positions, fed, query, head = found
     patch_height, patch_width, channels, width = embedding.shape
     count = positions.shape[1] - 1
     rows = round(count**0.5) if image_height is None else image_height // patch_height
     if rows < 1 or count % rows or (image_height is None and rows * rows != count):
-        raise ValueError(
-            f"{origin} has {count} positions, which make no grid: give image_height in pixels"
-        )
+        raise ValueError(f"{origin} has {count} positions, which make no grid: give image_height")
     return VanillaVitConfig(
         image_size=[rows * patch_height, count // rows * patch_width],
         patch_size=[patch_height, patch_width],

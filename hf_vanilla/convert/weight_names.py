@@ -21,8 +21,9 @@ from transformers import PreTrainedModel
 from hf_vanilla.models.positions_vanilla import sinusoid
 
 Names = Mapping[str, str | tuple[str, ...] | None]
+Weights = Mapping[str, Tensor]
 _Row = tuple[tuple[str, ...], tuple[str, ...]]
-_BRACES = re.compile(r"\{(\w+)\}")
+_ESCAPED_BRACES = re.compile(r"\\\{(\w+)\\\}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class Renamed:
     problems: list[str] = field(default_factory=list)
 
 
-def rename_to_ours(weights: Mapping[str, Tensor], names: Names) -> Renamed:
+def rename_to_ours(weights: Weights, names: Names) -> Renamed:
     """Rename a state dict of another toolkit to our names.
 
     Two tensors may get the same name, such as tied weights that were stored twice, if they are
@@ -52,14 +53,12 @@ def rename_to_ours(weights: Mapping[str, Tensor], names: Names) -> Renamed:
     return _rename(weights, rows)
 
 
-def rename_to_theirs(weights: Mapping[str, Tensor], names: Names) -> Renamed:
+def rename_to_theirs(weights: Weights, names: Names) -> Renamed:
     """Rename a state dict of ours to the other toolkit's names, the inverse of `rename_to_ours`.
 
     A weight is copied to every name that the table has for it.
     """
-    rows: list[_Row] = [
-        (_as_tuple(ours), (theirs,)) for theirs, ours in names.items() if ours is not None
-    ]
+    rows: list[_Row] = [(_as_tuple(ours), (theirs,)) for theirs, ours in names.items() if ours]
     return _rename(weights, rows)
 
 
@@ -81,11 +80,7 @@ def add_report(renamed: Renamed, loading: Mapping[str, Any], *, missing: Collect
 
 
 def load_renamed(
-    model: PreTrainedModel,
-    renamed: Renamed,
-    *,
-    origin: str,
-    reasons: Mapping[str, str] | None = None,
+    model: PreTrainedModel, renamed: Renamed, *, origin: str, reasons: dict[str, str] | None = None
 ) -> None:
     """Load all renamed weights into a model; if any does not fit, raise and load none.
 
@@ -110,8 +105,14 @@ def load_renamed(
             _add(found, target, weight, renamed.origins[name])
         else:
             found.left_over.append(renamed.origins[name])
+    why = {
+        name: f" ({reason})"
+        for name in found.left_over
+        for pattern, reason in (reasons or {}).items()
+        if _expression(pattern).fullmatch(name)
+    }
     faults = {
-        "left over": [_explained(name, reasons or {}) for name in sorted(found.left_over)],
+        "left over": [name + why.get(name, "") for name in sorted(found.left_over)],
         "missing": sorted(expected.keys() - found.weights.keys()),
         "wrong": [
             f"{found.origins[name]} ({fault})"
@@ -146,29 +147,26 @@ def count_layers(names: Iterable[str], prefix: str) -> int:
     return len({match[1] for match in found if match})
 
 
-def torch_layer_names(theirs: str, ours: str, *, is_decoder: bool) -> Names:
-    """The table of a layer of `torch.nn.TransformerEncoder` or `torch.nn.TransformerDecoder`.
+def torch_layer_names(theirs: str, ours: str) -> Names:
+    """The table of all layers of `torch.nn.TransformerEncoder` and `torch.nn.TransformerDecoder`.
 
     Args:
-        theirs: the other toolkit's prefix of the layer.
-        ours: our prefix.
-        is_decoder: whether the layer has cross-attention too.
+        theirs: the other toolkit's prefix of a layer, in which `{side}` is encoder or decoder.
+        ours: our prefix, likewise.
     """
-    attentions = {"self_attn": "self_attn"}
-    norms = ["self_attn_layer_norm", "final_layer_norm"]
-    if is_decoder:
-        attentions["multihead_attn"] = "encoder_attn"
-        norms.insert(1, "encoder_attn_layer_norm")
+    own, cross = {"self_attn": "self_attn"}, {"multihead_attn": "encoder_attn"}
     names: dict[str, str | tuple[str, ...]] = {}
-    for name, attention in attentions.items():
-        for kind in ("weight", "bias"):
-            names[f"{theirs}{name}.in_proj_{kind}"] = tuple(
-                f"{ours}{attention}.{part}_proj.{kind}" for part in "qkv"
-            )
-        names[f"{theirs}{name}.out_proj.{{kind}}"] = f"{ours}{attention}.out_proj.{{kind}}"
-    for number, norm in enumerate(norms, start=1):
-        names[f"{theirs}norm{number}.{{kind}}"] = f"{ours}{norm}.{{kind}}"
-    names[f"{theirs}linear{{k}}.{{kind}}"] = f"{ours}fc{{k}}.{{kind}}"
+    for side, attentions in {"encoder": own, "decoder": own | cross}.items():
+        them, us = (prefix.replace("{side}", side) for prefix in (theirs, ours))
+        for name, attention in attentions.items():
+            for kind in ("weight", "bias"):
+                names[f"{them}{name}.in_proj_{kind}"] = tuple(
+                    f"{us}{attention}.{part}_proj.{kind}" for part in "qkv"
+                )
+            names[f"{them}{name}.out_proj.{{kind}}"] = f"{us}{attention}.out_proj.{{kind}}"
+        for number, norm in enumerate((*attentions.values(), "final"), start=1):
+            names[f"{them}norm{number}.{{kind}}"] = f"{us}{norm}_layer_norm.{{kind}}"
+        names[f"{them}linear{{k}}.{{kind}}"] = f"{us}fc{{k}}.{{kind}}"
     return names
 
 
@@ -184,7 +182,7 @@ def _as_tuple(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names or ()
 
 
-def _rename(weights: Mapping[str, Tensor], rows: list[_Row]) -> Renamed:
+def _rename(weights: Weights, rows: list[_Row]) -> Renamed:
     """Per row: concatenate the left tensors along axis 0, split them for the right names."""
     renamed = Renamed()
     matchers = [[_expression(pattern) for pattern in row[0]] for row in rows]
@@ -201,18 +199,12 @@ def _rename(weights: Mapping[str, Tensor], rows: list[_Row]) -> Renamed:
             renamed.left_over.append(name)
     for (number, braces), members in groups.items():
         sources, targets = rows[number]
-        _move(
-            weights,
-            [members.get(position, "") for position in range(len(sources))],
-            [pattern.format(**dict(braces)) for pattern in targets],
-            renamed,
-        )
+        parts = [members.get(position, "") for position in range(len(sources))]
+        _move(weights, parts, [pattern.format(**dict(braces)) for pattern in targets], renamed)
     return renamed
 
 
-def _move(
-    weights: Mapping[str, Tensor], sources: list[str], targets: list[str], renamed: Renamed
-) -> None:
+def _move(weights: Weights, sources: list[str], targets: list[str], renamed: Renamed) -> None:
     origin = " + ".join(name for name in sources if name)
     if not all(sources):
         renamed.problems.append(f"{origin}: not all of the {len(sources)} parts are there")
@@ -241,18 +233,7 @@ def _add(renamed: Renamed, name: str, weight: Tensor, origin: str) -> None:
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    parts = _BRACES.split(pattern)
-    return re.compile(
-        "".join(
-            f"(?P<{part}>[^.]+)" if number % 2 else re.escape(part)
-            for number, part in enumerate(parts)
-        )
-    )
-
-
-def _explained(name: str, reasons: Mapping[str, str]) -> str:
-    found = (why for what, why in reasons.items() if _expression(what).fullmatch(name))
-    return f"{name} ({why})" if (why := next(found, None)) else name
+    return re.compile(_ESCAPED_BRACES.sub(r"(?P<\1>[^.]+)", re.escape(pattern)))
 
 
 def _mismatch(weight: Tensor, expected: Tensor) -> str | None:
@@ -269,12 +250,7 @@ def _mismatch(weight: Tensor, expected: Tensor) -> str | None:
 
 
 def is_sinusoidal(
-    table: Tensor,
-    *,
-    layout: str,
-    frequencies: str = "paper",
-    first: int = 0,
-    tolerance: float = 1e-3,
+    table: Tensor, *, layout: str, frequencies: str = "paper", first: int = 0, atol: float = 1e-3
 ) -> bool:
     """Whether the rows of a position table are sinusoids of their numbers (3.5).
 
@@ -283,11 +259,11 @@ def is_sinusoidal(
         layout: of sine and cosine, as in `VanillaConfig.position_layout`.
         frequencies: as in `VanillaConfig.position_frequencies`.
         first: first row that is compared.
-        tolerance: allowed difference; the default accepts tables in half precision.
+        atol: allowed difference; the default accepts tables in half precision.
     """
     numbers = torch.arange(first, max(first, len(table)))
     expected = sinusoid(numbers, table.shape[1], layout=layout, frequencies=frequencies)
-    return torch.allclose(table[first:].double(), expected.double(), rtol=0, atol=tolerance)
+    return torch.allclose(table[first:].double(), expected.double(), rtol=0, atol=atol)
 
 
 LARGEST_DIFFERENCE = 1e-4  # of the largest value; float32 gives about 1e-6

@@ -101,10 +101,10 @@ def model_card(facts: CardFacts) -> ModelCard:
         metrics=list(facts.metrics) or None,
         eval_results=results or None,
     )
-    shown = {**vars(facts), "recipe": without_folders(facts.recipe).strip()}
-    return ModelCard.from_template(
-        data, template_path=str(TEMPLATE), shown_classes=SHOWN_CLASSES, **shown
-    )
+    recipe = without_folders(yaml.safe_load(facts.recipe) or {})
+    text = yaml.safe_dump(recipe, sort_keys=False).strip()
+    shown = {**vars(facts), "recipe": text, "shown_classes": SHOWN_CLASSES}
+    return ModelCard.from_template(data, template_path=str(TEMPLATE), **shown)
 
 
 def bare_card(name: str, model_type: str) -> ModelCard:
@@ -147,19 +147,15 @@ def _transformers_requirement() -> str:
     return "transformers"
 
 
-def without_folders(recipe: str) -> str:
-    """Options as YAML in which every absolute path is cut to its last part.
+def without_folders(value: Any) -> Any:
+    """Options in which every absolute path is cut to its last part.
 
     A card is public; the folders of the machine that trained the model are not.
     """
-    return yaml.safe_dump(_cut(yaml.safe_load(recipe) or {}), sort_keys=False)
-
-
-def _cut(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _cut(inner) for name, inner in value.items()}
+        return {name: without_folders(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_cut(inner) for inner in value]
+        return [without_folders(inner) for inner in value]
     return public_name(value) if isinstance(value, str) else value
 
 

@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import (
-    CommitOperationAdd,
-    ModelCard,
-    create_branch,
-    create_commit,
-    create_repo,
-)
+from huggingface_hub import CommitOperationAdd, ModelCard, create_branch, create_commit, create_repo
 from transformers import PreTrainedModel
 
 from hf_vanilla.families import load_part, task_entry
@@ -46,13 +40,9 @@ class PushOptions(Options):
 
     model: str = option(text="folder written by training or save_pretrained")
     repo_id: str = option(text="where to push it: USER/NAME")
-    private: bool = option(
-        False, "make a new repository private; else it is as the account's default"
-    )
+    private: bool = option(False, "make a new repository private; else as the account's default")
     revision: str | None = option(None, "branch to push to, made if it is new; else the main one")
-    with_code: bool = option(
-        False, "push the model's code too, for those who load it without hf_vanilla"
-    )
+    with_code: bool = option(False, "push the model's code too, to load it without hf_vanilla")
     space: bool = option(
         False, "push a page that translates in the browser, as a static Space, and not the model"
     )
@@ -95,13 +85,10 @@ def push_folder(options: PushOptions) -> str:
     if options.space:
         return _push_space(folder, to)
     model, tokenizer = load_folder(folder)
-    file = folder / CARD_FILE
+    file, title = folder / CARD_FILE, folder.resolve().name
+    kind = model.config.model_type
     try:
-        card = (
-            ModelCard.load(file)
-            if file.is_file()
-            else bare_card(folder.resolve().name, model.config.model_type)
-        )
+        card = ModelCard.load(file) if file.is_file() else bare_card(title, kind)
     except yaml.YAMLError as error:
         raise ValueError(f"{file}: its metadata is not YAML: {error}: correct it") from None
     head = file_of(str(folder), ALIGNMENT_FILE)
@@ -175,17 +162,9 @@ def _commit(folder: Path, made: Any, to: Repository, message: str, **kind: Any) 
     if to.revision is not None:
         create_branch(made.repo_id, branch=to.revision, exist_ok=True, **kind)
     # not upload_folder: newer clients divide what it uploads into several commits
-    create_commit(
-        made.repo_id,
-        [
-            CommitOperationAdd(str(file.relative_to(folder)), file)
-            for file in sorted(folder.rglob("*"))
-            if file.is_file()
-        ],
-        commit_message=message,
-        revision=to.revision,
-        **kind,
-    )
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    added = [CommitOperationAdd(str(file.relative_to(folder)), file) for file in files]
+    create_commit(made.repo_id, added, commit_message=message, revision=to.revision, **kind)
     return str(made) if to.revision is None else f"{made}/tree/{to.revision}"
 
 

@@ -5,18 +5,16 @@ import logging
 import shutil
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import Accelerator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.optim import Optimizer
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_vanilla.families import Measure, load_part, task_entry, validation_measures
@@ -25,6 +23,9 @@ from hf_vanilla.files import PARTIAL, finish_folder, flush_to_disk, whole_folder
 from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import load_saved, task_of_model
 from hf_vanilla.options import Options, option
+
+if TYPE_CHECKING:
+    from .preparation import PreparedRun
 
 logger = logging.getLogger(__name__)
 
@@ -66,59 +67,23 @@ def best_checkpoints(
     return [folders[-index] for _, index in sorted(ranked)[:count]]
 
 
-@dataclass(frozen=True)
-class TrainingParts:
-    """What a checkpoint saves beside the state: model, optimizer, and the scaler of fp16.
-
-    Attributes:
-        accelerator: the processes.
-        model: without wrappers.
-        optimizer: over its trained weights.
-    """
-
-    accelerator: Accelerator
-    model: torch.nn.Module
-    optimizer: Optimizer
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """Which checkpoints pruning keeps.
-
-    Attributes:
-        newest: how many of the newest.
-        best: how many of the best besides.
-        measures: of the task; needed where `best` is positive.
-        by: the measure that compares them.
-    """
-
-    newest: int
-    best: int = 0
-    measures: Mapping[str, Measure] = field(default_factory=dict)
-    by: str = ""
-
-
-def save_checkpoint(
-    parts: TrainingParts, output_dir: Path, state: dict[str, Any], *, keep: Keeping
-) -> Path:
+def save_checkpoint(run: "PreparedRun", state: dict[str, Any]) -> Path:
     """Write everything needed to resume after `state["step"]`; prune older checkpoints.
 
     Call it on every process. The folder appears under its name only when it is complete.
 
     Args:
-        parts: what is saved.
-        output_dir: of the run.
+        run: its model, optimizer and scaler are saved; its options say which checkpoints remain.
         state: JSON-able progress; `step` is required.
-        keep: which checkpoints remain.
 
     Raises:
         OSError: the disk is full, or refuses otherwise; older checkpoints are unchanged.
     """
-    final = output_dir / f"checkpoint-{state['step']}"
+    final = run.output_dir / f"checkpoint-{state['step']}"
     unfinished = final.with_name(final.name + PARTIAL)
-    accelerator = parts.accelerator
-    weights = whole_weights(parts.model)
-    optimizer = parts.optimizer.state_dict()
+    accelerator, options = run.accelerator, run.options
+    weights = whole_weights(run.model)
+    optimizer = run.optimizer.state_dict()
     tensors = {
         f"{index}.{name}": (value.full_tensor() if isinstance(value, DTensor) else value)
         for index, entry in optimizer["state"].items()
@@ -145,15 +110,16 @@ def save_checkpoint(
             ) from error
         _remove(final)
         unfinished.replace(final)
-        flush_to_disk(output_dir)
+        flush_to_disk(run.output_dir)
         # prune: extra checkpoints that are not the newest, and old ones
-        folders = all_checkpoints(output_dir)
+        folders = all_checkpoints(run.output_dir)
         extra = {folder for folder in folders[:-1] if checkpoint_state(folder).get("is_extra")}
-        kept = set([folder for folder in folders if folder not in extra][-keep.newest :])
-        if keep.best:
-            kept |= {*best_checkpoints(folders, keep.best, measures=keep.measures, by=keep.by)}
+        newest = [folder for folder in folders if folder not in extra][-options.save_total_limit :]
+        count = options.average_checkpoints if options.average_best else 1
+        recipe = run.recipe
+        best = best_checkpoints(folders, count, measures=recipe.measures, by=recipe.best_by)
         for old in folders:
-            if old not in kept:
+            if old not in (*newest, *best):
                 _remove(old)
     accelerator.wait_for_everyone()
     return final
@@ -237,40 +203,36 @@ def _checksum(path: Path) -> list[int]:
     return [size, checksum]
 
 
-def load_checkpoint(parts: TrainingParts, folder: Path) -> None:
+def load_checkpoint(run: "PreparedRun", folder: Path) -> None:
     """Put a checkpoint's weights, optimizer state and scaler in place; nothing is unpickled.
 
     Raises:
         ValueError: it is of another model or optimizer, or damaged.
     """
     try:
-        _load_parts(parts, folder)
+        state = checkpoint_state(folder)
+        load_weights(run.model, load_file(folder / WEIGHTS_FILE))
+        if (folder / OPTIMIZER_FILE).is_file():
+            entries: dict[int, dict[str, Tensor]] = {}
+            for name, tensor in load_file(folder / OPTIMIZER_FILE).items():
+                index, _, key = name.partition(".")
+                entries.setdefault(int(index), {})[key] = tensor
+            groups = [{**group, "betas": tuple(group["betas"])} for group in state["optimizer"]]
+        else:
+            old = torch.load(folder / OLD_OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+            entries, groups = old["state"], old["param_groups"]
+        weights = [weight for group in run.optimizer.param_groups for weight in group["params"]]
+        for index, entry in entries.items():
+            entries[index] = {n: _divided(value, weights[index]) for n, value in entry.items()}
+        run.optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        if state.get("scaler") and run.accelerator.scaler:
+            run.accelerator.scaler.load_state_dict(state["scaler"])
     except Exception as error:  # files of other contents raise many different exceptions
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
             f"{folder} cannot be loaded ({reason:.200}): delete it, and the run resumes from the "
             "checkpoint before it"
         ) from None
-
-
-def _load_parts(parts: TrainingParts, folder: Path) -> None:
-    state = checkpoint_state(folder)
-    load_weights(parts.model, load_file(folder / WEIGHTS_FILE))
-    if (folder / OPTIMIZER_FILE).is_file():
-        entries: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in load_file(folder / OPTIMIZER_FILE).items():
-            index, _, key = name.partition(".")
-            entries.setdefault(int(index), {})[key] = tensor
-        groups = [{**group, "betas": tuple(group["betas"])} for group in state["optimizer"]]
-    else:
-        old = torch.load(folder / OLD_OPTIMIZER_FILE, map_location="cpu", weights_only=True)
-        entries, groups = old["state"], old["param_groups"]
-    weights = [weight for group in parts.optimizer.param_groups for weight in group["params"]]
-    for index, entry in entries.items():
-        entries[index] = {name: _divided(value, weights[index]) for name, value in entry.items()}
-    parts.optimizer.load_state_dict({"state": entries, "param_groups": groups})
-    if state.get("scaler") and parts.accelerator.scaler:
-        parts.accelerator.scaler.load_state_dict(state["scaler"])
 
 
 def _divided(value: Tensor, weight: Tensor) -> Tensor:
@@ -290,12 +252,11 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 def whole_weights(model: torch.nn.Module) -> dict[str, Tensor]:
     """All weights and buffers of a model, whole, tied tensors once. Call it on every process."""
-    named = model.state_dict(keep_vars=True)
-    once = {id(tensor): name for name, tensor in reversed(named.items())}
-    full: dict[str, Any] = named
+    weights: dict[str, Any] = model.state_dict(keep_vars=True)
+    once = {id(tensor): name for name, tensor in reversed(weights.items())}
     if is_sharded(model):
-        full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    return {name: full[name].detach().contiguous() for name in sorted(once.values())}
+        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    return {name: weights[name].detach().contiguous() for name in sorted(once.values())}
 
 
 def whole_model(model: PreTrainedModel) -> PreTrainedModel:
@@ -349,6 +310,7 @@ def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
         raise ValueError("no checkpoints to average")
     totals: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
+    first: set[tuple[str, torch.Size]] = set()
     for folder in folders:
         path = Path(folder) / WEIGHTS_FILE
         if not path.is_file():
@@ -357,11 +319,9 @@ def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
             weights = load_file(path)
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged ({error}): restore it, or leave it out") from None
-        here, before = (
-            {(name, tensor.shape) for name, tensor in tensors.items()}
-            for tensors in (weights, totals or weights)
-        )
-        if odd := sorted({name for name, _ in here ^ before}):
+        shapes = {(name, weight.shape) for name, weight in weights.items()}
+        first = first or shapes
+        if odd := sorted({name for name, _ in shapes ^ first}):
             raise ValueError(f"{folder} is of another model than {folders[0]}: {odd} differ")
         for name, weight in weights.items():
             dtypes.setdefault(name, weight.dtype)
@@ -416,11 +376,9 @@ def _chosen_checkpoints(options: AverageOptions) -> list[Path]:
     if not options.best:
         if options.best_by is not None:
             raise ValueError(f"best_by={options.best_by!r} needs best, the number of checkpoints")
-        if not 0 < options.last <= len(folders):
-            count = len(folders)
-            raise ValueError(
-                f"last={options.last}: {run} has {count} checkpoints; give 1 to {count}"
-            )
+        most = len(folders)
+        if not 0 < options.last <= most:
+            raise ValueError(f"last={options.last}: {run} has {most} checkpoints; give 1 to {most}")
         return folders[-options.last :]
     measures = validation_measures(task_of_model(str(run)))
     by = options.best_by or next(iter(measures))

@@ -5,8 +5,10 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+
+import numpy as np
 
 from hf_vanilla.families import validation_measures
 from hf_vanilla.files import write_text
@@ -15,7 +17,7 @@ from hf_vanilla.options import Options, option, options_and_file
 from .comparison_statistics import (
     Difference,
     FinishedRuns,
-    SentenceCounts,
+    bleu_of,
     correlation_note,
     counts_of_runs,
     paired_bootstrap,
@@ -76,15 +78,31 @@ class Comparison:
         baseline: name of the run that the others are compared to.
         samples: resamples of the paired bootstrap.
         counts: of `counts_of_runs`; empty where the sweep has no test set.
-        differences: by name; empty likewise.
     """
 
     sweep: Sweep
     rows: FinishedRuns
     baseline: str
     samples: int
-    counts: Mapping[str, Sequence[SentenceCounts]]
-    differences: Mapping[str, RowDifference]
+    counts: Mapping[str, Sequence[np.ndarray]]
+
+    @cached_property
+    def differences(self) -> dict[str, RowDifference]:
+        """Of the seeds that a row and the baseline both have: not of a run with other seeds."""
+        of_seed = {
+            name: {run.seed: one for (run, _), one in zip(self.rows[name], counts, strict=True)}
+            for name, counts in self.counts.items()
+        }
+        differences, base = {}, of_seed[self.baseline]
+        for name, own in of_seed.items():
+            pairs = [(own[seed], base[seed]) for seed in sorted(own.keys() & base.keys())]
+            difference = None
+            if pairs and name != self.baseline:
+                difference = paired_bootstrap(*zip(*pairs, strict=True), samples=self.samples)
+            of_seeds = tuple(bleu_of(a) - bleu_of(b) for a, b in pairs)
+            published = self.sweep.published_difference(name, self.baseline)
+            differences[name] = RowDifference(of_seeds, difference, published)
+        return differences
 
 
 @dataclass(frozen=True)
@@ -108,9 +126,7 @@ class CompareOptions(Options):
 
     baseline: str | None = option(None, "run that the others are compared to; default: the first")
     samples: int = option(1000, "resamples of the paired bootstrap", at_least=1)
-    output: str | None = option(
-        None, f"file for the table: {', '.join(SUFFIXES)}; default: stdout only"
-    )
+    output: str | None = option(None, f"file for the table: {', '.join(SUFFIXES)}; else stdout")
     page: str | None = option(
         None, "Markdown file for a page: what was run, and differences beside the published ones"
     )
@@ -141,22 +157,16 @@ def compare_runs(request: tuple[Path, CompareOptions]) -> str:
     rows = finished_runs(sweep)
     baseline = options.baseline or sweep.names[0]
     if baseline not in rows:
-        raise ValueError(
-            f"baseline={baseline!r}: no seed of it is finished; --baseline chooses another run"
-        )
+        raise ValueError(f"baseline={baseline!r}: no seed of it is finished; give another run")
     if options.page and sweep.test is None:
         raise ValueError(f"{path}: a page needs the scores of a test set: add test")
     counts = {} if sweep.test is None else counts_of_runs(rows, sweep.test)
-    differences = _differences(sweep, rows, baseline, counts, options.samples) if counts else {}
-    compared = Comparison(sweep, rows, baseline, options.samples, counts, differences)
-    files: dict[str, str] = {}
+    compared = Comparison(sweep, rows, baseline, options.samples, counts)
+    page, table = _page(path, compared) if options.page else "", _table(compared)
     if options.page:
-        files[options.page] = _page(path, compared)
-    table = _table(compared)
+        write_text(Path(options.page), page)
     if options.output:
-        files[options.output] = table_text(table, Path(options.output).suffix)
-    for file, text in files.items():
-        write_text(Path(file), text)
+        write_text(Path(options.output), table_text(table, Path(options.output).suffix))
     return table_text(table, ".md").rstrip("\n")
 
 
@@ -192,7 +202,7 @@ def _table(compared: Comparison) -> Table:
             values = [r["values"][measure] for _, r in runs if measure in r["values"]]
             cells.append(spread(values, measures[measure].precision) if values else "")
         if compared.counts:
-            cells.append(spread([one.bleu() for one in compared.counts[name]], 2))
+            cells.append(spread([*map(bleu_of, compared.counts[name])], 2))
             one = compared.differences[name].difference
             if one is None:
                 cells += ["", ""]
@@ -233,16 +243,14 @@ def table_text(table: Table, suffix: str) -> str:
         return file.getvalue()
     if suffix == ".json":
         records = [dict(zip(table.head, row, strict=True)) for row in table.rows]
-        return (
-            json.dumps({"rows": records, "notes": table.notes}, indent=1, ensure_ascii=False) + "\n"
-        )
+        content = {"rows": records, "notes": table.notes}
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     if suffix == ".tex":
         head, *rows = [" & ".join(cell.translate(LATEX) for cell in row) + r" \\" for row in lines]
         columns = "l" + "r" * (len(table.head) - 1)
         begin = [*(f"% {note}" for note in table.notes), rf"\begin{{tabular}}{{{columns}}}"]
-        return "\n".join(
-            [*begin, r"\hline", head, r"\hline", *rows, r"\hline", r"\end{tabular}", ""]
-        )
+        line, end = r"\hline", r"\end{tabular}"
+        return "\n".join([*begin, line, head, line, *rows, line, end, ""])
     head, *rows = ["| " + " | ".join(c.replace("|", r"\|") for c in row) + " |" for row in lines]
     return "\n".join([head, "|" + "---|" * len(table.head), *rows, "", *table.notes, ""])
 
@@ -260,39 +268,17 @@ READING = (
 
 def _page(path: Path, compared: Comparison) -> str:
     """The page in Markdown; `path` is that of the sweep file."""
-    sweep = compared.sweep
-    parts = [f"# {sweep.title}", sweep.about, _what_was_run(sweep, compared.rows)]
+    sweep, what_was_run = compared.sweep, _finished(compared.sweep, compared.rows)
+    recipes = [run.recipe() for run in sweep.runs]
+    lengths = {(r.train.max_steps, r.data.tokens_per_step) for r in recipes}
+    if len(lengths) == 1:
+        ((steps, tokens),) = lengths
+        what_was_run += f" A run is {steps:,} steps of {tokens:,} tokens a side."
+    parts = [f"# {sweep.title}", sweep.about, what_was_run]
     parts += [_page_table(compared), READING.format(samples=compared.samples)]
     parts += [correlation_note(compared.counts, sweep.published)]
     parts += [f"This page is written by `hf-vanilla compare {path.as_posix()} --page FILE`."]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _differences(
-    sweep: Sweep,
-    rows: FinishedRuns,
-    baseline: str,
-    counts: Mapping[str, Sequence[SentenceCounts]],
-    samples: int,
-) -> dict[str, RowDifference]:
-    """Of the seeds that a row and the baseline both have: not of a run with other seeds."""
-    of_seed = {
-        name: {run.seed: one for (run, _), one in zip(runs, counts[name], strict=True)}
-        for name, runs in rows.items()
-    }
-    differences, base = {}, of_seed[baseline]
-    for name, own in of_seed.items():
-        common = own.keys() & base.keys()
-        pairs = [(own[seed], base[seed]) for seed in sorted(common)]
-        difference = None
-        if pairs and name != baseline:
-            difference = paired_bootstrap(*zip(*pairs, strict=True), samples=samples)
-        differences[name] = RowDifference(
-            of_seeds=tuple(a.bleu() - b.bleu() for a, b in pairs),
-            difference=difference,
-            published=sweep.published_difference(name, baseline),
-        )
-    return differences
 
 
 def _finished(sweep: Sweep, rows: FinishedRuns) -> str:
@@ -313,24 +299,13 @@ def _finished(sweep: Sweep, rows: FinishedRuns) -> str:
     return "".join(text)
 
 
-def _what_was_run(sweep: Sweep, rows: FinishedRuns) -> str:
-    """Rows and seeds that are finished, those that are missing, and the length of a run."""
-    text = _finished(sweep, rows)
-    recipes = [run.recipe() for run in sweep.runs]
-    lengths = {(r.train.max_steps, r.data.tokens_per_step) for r in recipes}
-    if len(lengths) == 1:
-        ((steps, tokens),) = lengths
-        text += f" A run is {steps:,} steps of {tokens:,} tokens a side."
-    return text
-
-
 def _page_table(compared: Comparison) -> str:
     sweep = compared.sweep
     head = ["run", "seeds", "test BLEU", "difference", "95 % interval"]
     head += ["published", "difference", "the published difference"] if sweep.published else []
     rows = []
     for name, row in compared.differences.items():
-        scores = [one.bleu() for one in compared.counts[name]]
+        scores = [*map(bleu_of, compared.counts[name])]
         cells = [name, str(len(scores)), spread(scores, 2)]
         difference = row.difference
         if difference is None:

@@ -21,30 +21,22 @@ PERMUTATIONS = 10_000
 FinishedRuns = dict[str, list[tuple[SweepRun, dict[str, Any]]]]
 
 
-@dataclass(frozen=True)
-class SentenceCounts:
-    """BLEU's counts of one translation of a test set, per sentence; they add up to the corpus's.
+def bleu_of(counts: np.ndarray) -> float:
+    """BLEU, 0 to 100, of sentences by their `sentence_counts`; one may occur twice."""
+    from sacrebleu.metrics import BLEU
 
-    Attributes:
-        counts: `(N, 10)` int64: matched n-grams of order 1 to 4, all n-grams of order 1 to 4,
-            tokens of the translation, tokens of the reference.
-    """
-
-    counts: np.ndarray
-
-    def bleu(self, sentences: np.ndarray | None = None) -> float:
-        """Corpus BLEU, 0 to 100, of these sentences, of which one may occur twice; None: of all."""
-        from sacrebleu.metrics import BLEU
-
-        counts = self.counts if sentences is None else self.counts[sentences]
-        total = counts.sum(axis=0).tolist()
-        return BLEU.compute_bleu(total[:4], total[4:8], total[8], total[9], "exp").score
+    total = counts.sum(axis=0).tolist()
+    return BLEU.compute_bleu(total[:4], total[4:8], total[8], total[9], "exp").score
 
 
 def sentence_counts(
     translations: Sequence[str], references: Sequence[str], test: TestSet
-) -> SentenceCounts:
-    """BLEU's counts of each sentence.
+) -> np.ndarray:
+    """BLEU's counts of each sentence of a translation; they add up to the corpus's.
+
+    Returns:
+        `(N, 10)` int64: matched n-grams of order 1 to 4, all n-grams of order 1 to 4, tokens of the
+        translation, tokens of the reference.
 
     Raises:
         ValueError: the numbers of lines differ.
@@ -54,11 +46,9 @@ def sentence_counts(
     if len(translations) != len(references):
         raise ValueError(f"{len(translations)} translations, but {len(references)} references")
     bleu = BLEU(tokenize=test.tokenize, lowercase=test.lowercase, force=True, effective_order=True)
-    scores = [
-        bleu.sentence_score(text, [reference])
-        for text, reference in zip(translations, references, strict=True)
-    ]
-    return SentenceCounts(np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores]))
+    pairs = zip(translations, references, strict=True)
+    scores = [bleu.sentence_score(text, [reference]) for text, reference in pairs]
+    return np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores])
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,7 @@ class Difference:
 
 
 def paired_bootstrap(
-    run: Sequence[SentenceCounts], baseline: Sequence[SentenceCounts], *, samples: int
+    run: Sequence[np.ndarray], baseline: Sequence[np.ndarray], *, samples: int
 ) -> Difference:
     """Resample the sentences of the test set, the same ones for both runs and all seeds.
 
@@ -87,16 +77,17 @@ def paired_bootstrap(
     the deviation over the seeds covers the training.
 
     Args:
-        run: one translation of the test set per seed.
+        run: `sentence_counts` of the translation of the test set with each seed.
         baseline: likewise; the number of seeds may differ.
         samples: number R of resamples.
     """
-    sentences = len(run[0].counts)
+    sentences = len(run[0])
 
-    def difference(rows: np.ndarray | None = None) -> float:
-        return mean(one.bleu(rows) for one in run) - mean(one.bleu(rows) for one in baseline)
+    def difference(rows: np.ndarray) -> float:
+        ours, others = ([bleu_of(one[rows]) for one in counts] for counts in (run, baseline))
+        return mean(ours) - mean(others)
 
-    value = difference()
+    value = difference(np.arange(sentences))
     generator = np.random.default_rng(RESAMPLING_SEED)
     drawn = generator.integers(sentences, size=(samples, sentences))  # (R, N)
     resampled = np.array([difference(rows) for rows in drawn])  # (R,)
@@ -105,8 +96,8 @@ def paired_bootstrap(
     return Difference(value, low, high, (is_as_large.sum() + 1) / (samples + 1))
 
 
-def counts_of_runs(rows: FinishedRuns, test: TestSet) -> dict[str, list[SentenceCounts]]:
-    """BLEU's counts of the translations of finished runs, one per seed, by name.
+def counts_of_runs(rows: FinishedRuns, test: TestSet) -> dict[str, list[np.ndarray]]:
+    """`sentence_counts` of the translations of finished runs, one per seed, by name.
 
     Args:
         rows: of `finished_runs`.
@@ -118,7 +109,7 @@ def counts_of_runs(rows: FinishedRuns, test: TestSet) -> dict[str, list[Sentence
     """
     for runs in rows.values():
         for run, record in runs:
-            if not run.has_translated(test, record):
+            if not run.is_done(record, test):
                 raise ValueError(
                     f"{run.folder / TEST_FILE} is no translation of {test.source} as it is now: "
                     "hf-vanilla sweep FILE translates it"
@@ -145,35 +136,26 @@ def spread(values: Sequence[float], precision: int, *, sign: bool = False) -> st
     return shown if len(values) == 1 else f"{shown} ± {stdev(values):.{precision}f}"
 
 
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
     """Spearman's correlation of two lists; equal values share the mean of their ranks.
 
-    None where it is not defined: all values of a list are equal.
+    Returns:
+        The correlation, and the share of random orders whose correlation is as far from 0 or more.
+        None where it is not defined: all values of a list are equal.
     """
     if len(set(first)) == 1 or len(set(second)) == 1:
         return None
-    ranks = [_ranks(np.asarray(values, dtype=float)) for values in (first, second)]
-    return float(np.corrcoef(ranks)[0, 1])
-
-
-def chance_of_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Share of random orders whose rank correlation is as far from 0 as that of two lists, or more.
-
-    Args:
-        first: values that differ, as for `rank_correlation`.
-        second: others.
-    """
     ranks = [_ranks(np.asarray(values, dtype=float)) for values in (first, second)]
     one, other = (values - values.mean() for values in ranks)
     generator = np.random.default_rng(RESAMPLING_SEED)
     shuffled = generator.permuted(np.tile(one, (PERMUTATIONS, 1)), axis=1)
     # ranks are halves, so sums of their products are exact
     is_as_far = np.abs(shuffled @ other) >= abs(one @ other) - 1e-6
-    return float(is_as_far.mean())
+    return float(np.corrcoef(ranks)[0, 1]), float(is_as_far.mean())
 
 
 def correlation_note(
-    counts: Mapping[str, Sequence[SentenceCounts]], published: Mapping[str, float]
+    counts: Mapping[str, Sequence[np.ndarray]], published: Mapping[str, float]
 ) -> str:
     """How our scores rank beside the published ones; empty for two rows, or where all are equal.
 
@@ -184,12 +166,11 @@ def correlation_note(
     both = [name for name in counts if name in published]
     if len(both) <= 2:
         return ""
-    ours = [mean(one.bleu() for one in counts[name]) for name in both]
-    theirs = [published[name] for name in both]
-    correlation = rank_correlation(ours, theirs)
-    if correlation is None:
+    ours = [mean(map(bleu_of, counts[name])) for name in both]
+    found = rank_correlation(ours, [published[name] for name in both])
+    if found is None:
         return ""
-    chance = chance_of_correlation(ours, theirs)
+    correlation, chance = found
     return (
         f"Rank correlation of our {len(both)} rows with the published scores: {correlation:.2f} "
         f"(Spearman, p {chance:.2f})."

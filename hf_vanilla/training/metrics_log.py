@@ -78,12 +78,8 @@ class MetricsLog:
                 # a killed run reported steps after its last checkpoint, which now come again
                 init_kwargs={"tensorboard": {"purge_step": progress.step + 1}},
             )
-        self.bar = tqdm(
-            total=recipe.train.max_steps,
-            initial=progress.step,
-            disable=not accelerator.is_main_process,
-            unit="step",
-        )
+        total, is_hidden = recipe.train.max_steps, not accelerator.is_main_process
+        self.bar = tqdm(total=total, initial=progress.step, disable=is_hidden, unit="step")
         self._work = Work(0, 0, 0)
         self._results: list[StepResult] = []
         self._since, self._cpu_since = time.monotonic(), time.process_time()
@@ -148,10 +144,8 @@ class MetricsLog:
         if step == self._first_step + TIMED_STEPS and left and self.accelerator.is_main_process:
             seconds = left * (time.monotonic() - self._timed_since) / (TIMED_STEPS - 1)
             duration = timedelta(seconds=min(math.ceil(seconds), 10**13))  # more overflows
-            text = (
-                f"expected: {duration} for the other {left:,} steps, beside validation and saving"
-            )
-            tqdm.write(text, file=sys.stderr)
+            rest = f"the other {left:,} steps, beside validation and saving"
+            tqdm.write(f"expected: {duration} for {rest}", file=sys.stderr)
 
     def train_line(self, progress: Progress, values: dict[str, float]) -> dict[str, float]:
         """Write the values of a step and the throughput since the last line; on every process.
@@ -179,13 +173,6 @@ class MetricsLog:
         self.write(step=progress.step, **entry)
         shown = bar_text(entry, self.task.items, self.task.derived(values))
         self.bar.set_postfix_str(shown, refresh=False)
-        self._work = Work(0, 0, 0)
-        self._warn_of_waiting(seconds)
-        self._since, self._cpu_since = time.monotonic(), time.process_time()
-        return entry
-
-    def _warn_of_waiting(self, seconds: float) -> None:
-        """Say once that the process hardly gets the processor."""
         used = time.process_time() - self._cpu_since
         if not self._has_warned and seconds > WAITING_FACTOR * max(used, 1e-3):
             self._has_warned = True
@@ -195,6 +182,9 @@ class MetricsLog:
                 "OMP_NUM_THREADS=1",
                 *(seconds, used),
             )
+        self._work = Work(0, 0, 0)
+        self._since, self._cpu_since = time.monotonic(), time.process_time()
+        return entry
 
     def write(self, *, step: int, samples: Sequence[Mapping[str, str]] = (), **entry: Any) -> None:
         """One line of the log, and the same to the trackers, which get no samples."""
@@ -219,14 +209,8 @@ class MetricsLog:
         # under the names that the measures have in the log
         names = {name: one.log_name or name for name, one in self.measures.items()}
         entry = {names.get(name, name): value for name, value in validation.values.items()}
-        which = {"model": name} if averaged else {}
-        self.write(
-            step=progress.step,
-            samples=validation.samples,
-            averaged_checkpoints=averaged,
-            **which,
-            **entry,
-        )
+        which = {"averaged_checkpoints": averaged} | ({"model": name} if averaged else {})
+        self.write(step=progress.step, samples=validation.samples, **which, **entry)
         line = "  ".join(f"{key} {value:.3f}" for key, value in entry.items())
         if self.accelerator.is_main_process:
             tqdm.write(f"{name}: {line}", file=sys.stderr)
@@ -254,12 +238,9 @@ def bar_text(entry: Mapping[str, float], items: str, derived: Collection[str] = 
 def drop_later_entries(path: Path, step: int) -> None:
     """Keep the log's entries up to `step`, since a resumed run writes the later ones again."""
     if path.is_file():
-        kept = [
-            e
-            for e in read_json_lines(path)
-            if e["step"] <= step and not e.get("averaged_checkpoints")
-        ]
-        write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
+        before = [e for e in read_json_lines(path) if e["step"] <= step]
+        kept = [json.dumps(e) + "\n" for e in before if not e.get("averaged_checkpoints")]
+        write_text(path, "".join(kept))
 
 
 def run_summary(
@@ -303,8 +284,7 @@ def _validation_summary(
             text = f"{best[key]:.{digits}f} (step {best['step']:,})"
             summary[f"best {measure.label} of one checkpoint"] = text
         for entry in reversed(found):  # the finished model comes first
-            count = entry.get("averaged_checkpoints", 0)
-            if count:
+            if count := entry.get("averaged_checkpoints", 0):
                 mean = f"the mean of {count} checkpoints"
                 of = entry["model"] if count == 1 and "model" in entry else mean
                 summary[f"{measure.label} of {of}"] = f"{entry[key]:.{digits}f}"

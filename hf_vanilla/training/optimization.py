@@ -5,7 +5,8 @@ and the last step of training. All but `one_cycle` begin with the paper's linear
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -39,15 +40,9 @@ def make_optimizer(model: PreTrainedModel, options: "TrainRecipe") -> Optimizer:
     peak = options.learning_rate or peak_learning_rate(
         model.config.hidden_size, options.warmup_steps
     )
-    groups = parameter_groups(
-        model,
-        learning_rate=peak,
-        rate_of=options.learning_rate_of,
-        weight_decay=options.weight_decay,
-    )
     # one fused pass over each parameter, on a CPU too, where torch's default takes a dozen
     return OPTIMIZER_CLASSES[options.optimizer](
-        groups,
+        parameter_groups(model, peak, options),
         lr=peak,
         betas=(options.adam.beta1, options.adam.beta2),
         eps=options.adam.epsilon,
@@ -56,25 +51,21 @@ def make_optimizer(model: PreTrainedModel, options: "TrainRecipe") -> Optimizer:
     )
 
 
-def parameter_groups(
-    model: PreTrainedModel,
-    *,
-    learning_rate: float,
-    rate_of: Mapping[str, float],
-    weight_decay: float,
-) -> list[dict]:
+def parameter_groups(model: PreTrainedModel, peak: float, options: "TrainRecipe") -> list[dict]:
     """Groups of trained weights that share learning rate and weight decay, for an optimizer.
 
     Args:
         model: whose weights are divided.
-        learning_rate: peak of all weights that `rate_of` does not match; their groups come first.
-        rate_of: peaks by the beginning of a weight's name, with or without the model's own prefix:
-            `backbone` and `model.backbone` are the same. The longest match decides.
-        weight_decay: of weight matrices; norms, biases and positions have none.
+        peak: of all weights that `learning_rate_of` does not match; their groups come first.
+        options: read for `learning_rate_of`, peaks by the beginning of a weight's name, with or
+            without the model's own prefix: `backbone` and `model.backbone` are the same, and the
+            longest match decides; and for the weight decay of matrices, not norms, biases and
+            positions.
 
     Raises:
         ValueError: a prefix matches no trained weight.
     """
+    rate_of = options.learning_rate_of
     trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     matched: set[str] = set()
     groups: dict[tuple[float, float], dict] = {}
@@ -83,8 +74,8 @@ def parameter_groups(
         found = [prefix for prefix in rate_of if any(n.startswith(f"{prefix}.") for n in names)]
         prefix = max(found, key=len, default="")
         matched.add(prefix)
-        rate = rate_of.get(prefix, learning_rate)
-        decay = weight_decay if (weight.ndim > 1 and "position" not in name) else 0.0
+        rate = rate_of.get(prefix, peak)
+        decay = options.weight_decay if (weight.ndim > 1 and "position" not in name) else 0.0
         group = {"params": [], "lr": rate, "weight_decay": decay}
         groups.setdefault((rate, decay), group)["params"].append(weight)
     for prefix in rate_of:
@@ -94,7 +85,7 @@ def parameter_groups(
                 f"learning_rate_of={prefix!r}: no trained weight has a name that begins so; "
                 f"names begin with {', '.join(first)}, such as {trained[0][0]}"
             )
-    return sorted(groups.values(), key=lambda group: group["lr"] != learning_rate)
+    return sorted(groups.values(), key=lambda group: group["lr"] != peak)
 
 
 def make_schedule(optimizer: Optimizer, options: "TrainRecipe") -> LambdaLR:
@@ -103,13 +94,9 @@ def make_schedule(optimizer: Optimizer, options: "TrainRecipe") -> LambdaLR:
     Raises:
         ValueError: the schedule does not fit `warmup_steps` and `max_steps`.
     """
-    schedule, warmup_steps, max_steps = options.schedule, options.warmup_steps, options.max_steps
-    return LambdaLR(
-        optimizer,
-        lambda updates_done: share_of_peak(
-            updates_done + 1, warmup_steps, schedule=schedule, max_steps=max_steps
-        ),
-    )
+    share = partial(share_of_peak, schedule=options.schedule, max_steps=options.max_steps)
+    steps = options.warmup_steps
+    return LambdaLR(optimizer, lambda updates_done: share(updates_done + 1, steps))
 
 
 def paper_adam(

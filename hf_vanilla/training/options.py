@@ -13,10 +13,6 @@ PRECISIONS = ("no", "bf16", "fp16")
 TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
 
 
-def _names_of_text(text: str) -> list[str]:
-    return [] if text in ("none", "[]") else [name.strip() for name in text.split(",")]
-
-
 def _rates_of_text(text: str) -> dict[str, float]:
     rates = {}
     for part in filter(None, text.split(",")):
@@ -45,14 +41,9 @@ class TrainRecipe(Options):
 
     _argument_group_name = "options of every task"
 
-    output_dir: str = option(
-        "runs/train", "folder of the run: checkpoints, then the model", may_change=True
-    )
+    output_dir: str = option("runs/train", "folder: checkpoints, then the model", may_change=True)
     model_license: str | None = option(
-        None,
-        "licence of the weights, for the model card; default: that of initial_model",
-        may_change=True,
-        of_data=True,
+        None, "licence of the weights; default: initial_model's", may_change=True, of_data=True
     )
 
     initial_model: str | None = option(
@@ -62,9 +53,7 @@ class TrainRecipe(Options):
     )
     max_steps: int = option(100_000, "optimizer steps", at_least=1, may_change=True)
     learning_rate: float | None = option(
-        None,
-        "peak of the schedule; default: (d_model * warmup_steps) ** -0.5, as in the paper",
-        above=0,
+        None, "peak; default: (d_model * warmup_steps) ** -0.5, as in the paper", above=0
     )
     learning_rate_of: dict[str, float] = option(
         {},
@@ -72,26 +61,16 @@ class TrainRecipe(Options):
         "backbone=1e-5; in a file, keys and values",
         read=_rates_of_text,
     )
-    schedule: str = option(
-        "inverse_sqrt",
-        "learning rate over the steps",
-        choices=tuple(SCHEDULES),
-    )
+    schedule: str = option("inverse_sqrt", "learning rate over the steps", choices=tuple(SCHEDULES))
     warmup_steps: int = option(4000, "optimizer steps to the peak", at_least=1)
     optimizer: str = option("adam", "of the weights", choices=tuple(OPTIMIZER_CLASSES))
     weight_decay: float = option(
-        0.0,
-        "decay of weight matrices per unit of learning rate; norms, biases, positions: none",
-        at_least=0,
+        0.0, "of matrices per unit of learning rate; norms, biases, positions: none", at_least=0
     )
     adam: Adam = option(
-        Adam(),
-        "beta1, beta2 and epsilon: --adam.KEY VALUE; default: 0.9, 0.98 and 1e-9, as in the paper",
-        is_section=True,
+        Adam(), "--adam.KEY VALUE: beta1, beta2, epsilon; default: 0.9, 0.98, 1e-9", is_section=True
     )
-    max_grad_norm: float = option(
-        0.0, "gradients are scaled down to this norm; 0: never", at_least=0
-    )
+    max_grad_norm: float = option(0.0, "gradients are cut to this norm; 0: never", at_least=0)
     average_checkpoints: int = option(
         5,
         "last checkpoints to average; the finished model is the best by validation of this mean, "
@@ -100,60 +79,38 @@ class TrainRecipe(Options):
         may_change=True,
     )
     average_best: bool = option(
-        default=False,
-        text="average the best checkpoints, by validation, instead of the last",
-        may_change=True,
+        False, "average the best checkpoints, by validation, instead of the last", may_change=True
     )
     best_by: str | None = option(
         None, "measure that compares validations, such as nll or bleu; default: the task's first"
     )
     patience: int = option(
-        0,
-        "end after so many validations without a better one; 0: never",
-        at_least=0,
-        may_change=True,
+        0, "end after N validations without a better one; 0: never", at_least=0, may_change=True
     )
     seed: int = option(0, "of weights, order and dropout")
     mixed_precision: str | None = option(
-        None,
-        "of products; default: as accelerate is set, else bf16 on GPUs that have it",
-        choices=PRECISIONS,
+        None, "of products; default: accelerate's, else bf16 on GPUs with it", choices=PRECISIONS
     )
-    compile: bool = option(
-        default=False, text="compile layers and loss by torch.compile", may_change=True
-    )
+    compile: bool = option(False, "compile layers and loss by torch.compile", may_change=True)
     gradient_checkpointing: bool = option(
-        default=False,
-        text="compute the forward pass again for the backward pass: slower, less memory",
-        may_change=True,
+        False, "compute the forward pass twice: slower, less memory", may_change=True
     )
-    use_cpu: bool = option(
-        default=False, text="train on the CPU even where there is a GPU", may_change=True
-    )
+    use_cpu: bool = option(False, "train on the CPU even where there is a GPU", may_change=True)
     dataloader_workers: int = option(
-        0,
-        "processes that prepare batches beside each training process; 0: none",
-        at_least=0,
-        may_change=True,
+        0, "helpers of each process, which prepare batches; 0: none", at_least=0, may_change=True
     )
 
-    eval_steps: int = option(
-        1000, "optimizer steps between validations", at_least=1, may_change=True
-    )
-    save_steps: int = option(
-        1000, "optimizer steps between checkpoints", at_least=1, may_change=True
-    )
+    eval_steps: int = option(1000, "steps between validations", at_least=1, may_change=True)
+    save_steps: int = option(1000, "steps between checkpoints", at_least=1, may_change=True)
     save_total_limit: int = option(
         5, "checkpoints kept; at least average_checkpoints", at_least=1, may_change=True
     )
-    logging_steps: int = option(
-        50, "optimizer steps between lines of the log", at_least=1, may_change=True
-    )
+    logging_steps: int = option(50, "steps between lines of the log", at_least=1, may_change=True)
     trackers: list[str] | None = option(
         None,
         "accelerate's trackers, by commas, or none; default: tensorboard where installed",
         choices=TRACKERS,
-        read=_names_of_text,
+        read=lambda text: [] if text in ("none", "[]") else [n.strip() for n in text.split(",")],
         may_change=True,
     )
 

@@ -121,8 +121,9 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
     with accelerator.main_process_first():
         check_folder(recipe, output_dir, is_main=accelerator.is_main_process)
         task: Task = load_part(recipe.entry.prepare)(recipe)
-        if not task.has_validation:
-            _check_needs_no_validation(options)
+        for name in () if task.has_validation else ("patience", "average_best"):
+            if value := getattr(options, name):
+                raise ValueError(f"{name}={value} needs a validation set, and the data has none")
         set_seed(options.seed)
         model = task.model().float()  # whatever it was saved in: small steps need 24 bits
         facts = run_facts(task, model, has_initial=options.initial_model is not None)
@@ -130,8 +131,7 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
             remove_leftovers(output_dir)
         checkpoint = usable_checkpoint(output_dir)
         if checkpoint is not None:
-            before = current_facts(checkpoint_state(checkpoint).get("facts", {}), model.config)
-            check_facts(before, facts, checkpoint)
+            check_facts(checkpoint, facts, model.config)
         if accelerator.is_main_process:  # after the checks, which leave an unusable folder as it is
             _write_settings(recipe, task, model, output_dir)
     check_shared(accelerator, output_dir, checkpoint)
@@ -143,24 +143,14 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
         rounded = f", since {task.micro_batches} cannot be shared evenly"
         logger.info(
             "each step: %d process(es) x %d micro-batch(es) of %s%s",
-            processes,
-            per_step // processes,
-            order.describe(),
+            *(processes, per_step // processes, order.describe()),
             "" if per_step == task.micro_batches else rounded,
         )
     if accelerator.device.type == "cpu":  # only now: the memory of the preparation is freed
         keep_freed_memory()
         use_faster_products(model)
-    return PreparedRun(
-        recipe,
-        accelerator,
-        task,
-        order,
-        per_step,
-        facts,
-        checkpoint,
-        *_on_device(accelerator, model, options),
-    )
+    parts = _on_device(accelerator, model, options)
+    return PreparedRun(recipe, accelerator, task, order, per_step, facts, checkpoint, *parts)
 
 
 def _write_settings(recipe: Recipe, task: Task, model: PreTrainedModel, output_dir: Path) -> None:
@@ -206,26 +196,16 @@ def check_shared(accelerator: Accelerator, output_dir: Path, checkpoint: Path | 
             )
 
 
-def _check_needs_no_validation(options: TrainRecipe) -> None:
-    for name in ("patience", "average_best"):
-        value = getattr(options, name)
-        if value:
-            raise ValueError(f"{name}={value} needs a validation set, and the data has none")
-
-
 def _log_sizes(recipe: Recipe, model: PreTrainedModel) -> None:
     """Say how much there is to compute, before it begins."""
-    sizes = [(name, v) for name, v in vars(recipe.data).items() if name.endswith("_per_step")]
-    logger.info(
-        "%s parameters; %s steps, %s",
-        f"{model.num_parameters():,}",
-        f"{recipe.train.max_steps:,}",
-        ", ".join(f"{name}={value:,}" for name, value in sizes),
-    )
-    if recipe.train.warmup_steps >= recipe.train.max_steps:
+    warmup_steps, max_steps, data = recipe.train.warmup_steps, recipe.train.max_steps, recipe.data
+    sizes = [f"{name}={v:,}" for name, v in vars(data).items() if name.endswith("_per_step")]
+    text = f"{model.num_parameters():,} parameters; {max_steps:,} steps, {', '.join(sizes)}"
+    logger.info("%s", text)
+    if warmup_steps >= max_steps:
         logger.warning(
             "warmup_steps=%d is not below max_steps=%d: the learning rate never reaches its peak",
-            *(recipe.train.warmup_steps, recipe.train.max_steps),
+            *(warmup_steps, max_steps),
         )
 
 
@@ -244,24 +224,18 @@ def _on_device(
     # accelerate's wrapper would copy the logits of every forward pass to float32
     model = accelerator.unwrap_model(parallel, keep_fp32_wrapper=False)
     if options.compile:
-        compile_parts(model)
+        # each class of layers once, and the loss, for batches of any size: to compile the whole
+        # model would take a multiple of the time for the same operators; torch compiles one code
+        # for eight cases, and all classes share that of transformers' wrapper
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        for module in model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                module.compile(dynamic=True)
+        if isinstance(model, VanillaTextPreTrainedModel):
+            model.training_loss = torch.compile(model.training_loss, dynamic=True)
         if accelerator.is_main_process:
             logger.info("layers and loss are compiled in the first steps, which take longer")
     return model, parallel, optimizer, schedule
-
-
-def compile_parts(model: PreTrainedModel) -> None:
-    """Compile the layers of a model, each class once, and its loss, for batches of any size.
-
-    Compiling it whole would take a multiple of the time for the same operators.
-    """
-    # torch compiles one code for eight cases, and all classes share that of transformers' wrapper
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.compile(dynamic=True)
-    if isinstance(model, VanillaTextPreTrainedModel):
-        model.training_loss = torch.compile(model.training_loss, dynamic=True)
 
 
 # --- one folder, one run -------------------------------------------------------------------------
@@ -338,9 +312,7 @@ def check_folder(recipe: Recipe, output_dir: Path, *, is_main: bool) -> None:
                 "another output_dir, or delete the folder to start anew"
             )
     elif output_dir.is_dir() and [p for p in output_dir.iterdir() if p.suffix != PARTIAL]:
-        raise ValueError(
-            f"{output_dir} is not empty and holds no run to resume: choose another output_dir"
-        )
+        raise ValueError(f"{output_dir} is not empty and holds no run: choose another output_dir")
 
 
 def run_facts(task: Task, model: PreTrainedModel, *, has_initial: bool) -> dict[str, Any]:
@@ -358,35 +330,27 @@ def config_facts(config: Any) -> dict[str, Any]:
     return {name: value for name, value in config.to_dict().items() if name in known}
 
 
-def current_facts(facts: dict[str, Any], config: Any) -> dict[str, Any]:
-    """Facts of a checkpoint with its config as this version of the package reads it."""
-    if "config" not in facts:
-        return facts
-    saved = facts["config"]
-    known = {name: saved[name] for name in config_facts(config) if name in saved}
-    read = config_facts(type(config)(**known))
-    return {**facts, "config": json.loads(json.dumps({**saved, **read}))}
-
-
-def check_facts(before: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
+def check_facts(checkpoint: Path, facts: dict[str, Any], config: Any) -> None:
     """Refuse to resume a checkpoint that was made with other data, tokenizer or config.
 
     Args:
-        before: `run_facts` of the checkpoint; empty where it was written without.
-        now: those of this run.
-        checkpoint: for the message.
+        checkpoint: perhaps without facts, or with fewer.
+        facts: of this run.
+        config: of its model.
 
     Raises:
         ValueError: something differs; the message names it.
     """
-    earlier, current = (
-        {**{n: v for n, v in facts.items() if n != "config"}, **facts.get("config", {})}
-        for facts in (before, now)
-    )
+    before = checkpoint_state(checkpoint).get("facts", {})
+    if saved := before.pop("config", {}):  # as this version of the package reads it
+        known = {name: saved[name] for name in config_facts(config) if name in saved}
+        read = config_facts(type(config)(**known))
+        before |= json.loads(json.dumps({**saved, **read}))
+    current = {**facts, **facts["config"]}
     changed = [
-        f"{name} ({earlier[name]}, now {current.get(name)})"
-        for name in earlier
-        if earlier[name] != current.get(name)
+        f"{name} ({value}, now {current.get(name)})"
+        for name, value in before.items()
+        if value != current.get(name)
     ]
     if changed:
         raise ValueError(

@@ -213,9 +213,8 @@ def peak_flops(accelerator: Accelerator) -> float | None:
         return None
     name = torch.cuda.get_device_name(accelerator.device)
     # whole words: an L40 is no L4
-    return next(
-        (peak for kind, peak in PEAK_FLOPS.items() if re.search(rf"\b{kind}\b", name)), None
-    )
+    found = (peak for kind, peak in PEAK_FLOPS.items() if re.search(rf"\b{kind}\b", name))
+    return next(found, None)
 
 
 # --- float32 products by oneDNN ------------------------------------------------------------------

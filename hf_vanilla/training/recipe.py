@@ -123,8 +123,7 @@ class Recipe:
         for name in entry.set_by_data:
             if name in self.model:
                 raise ValueError(
-                    f"model.{name}={self.model[name]!r}: it follows from the data or the form; "
-                    "leave it out"
+                    f"model.{name}={self.model[name]!r}: it follows from the data or form: omit it"
                 )
         if self.decoding and not entry.decoding:
             raise ValueError(f"decoding: task {self.task} does not decode; leave the section out")
@@ -266,15 +265,12 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
         drop_retired(values, rest)
     unknown = [name for name in [*file, *options, *given_options(rest)] if name not in names]
     _refuse_options_of_others(unknown, task, start)
-    model = [f"model.{name}" for name in load_part(entry.config)().to_dict()]
     decoding = GenerationConfig().to_dict() if entry.decoding else ()
-    adam = [f"adam.{declared.name}" for declared in fields(Adam)]
-    given = parsed_values(
-        (RecipeChoice, *classes),
-        rest,
-        epilog=RECIPE_HELP,
-        elsewhere=[*model, *(f"decoding.{name}" for name in decoding), *adam],
-    )
+    known = {"model": load_part(entry.config)().to_dict(), "decoding": decoding}
+    elsewhere = [f"{section}.{name}" for section in known for name in known[section]]
+    elsewhere += [f"adam.{declared.name}" for declared in fields(Adam)]
+    kinds = (RecipeChoice, *classes)
+    given = parsed_values(kinds, rest, epilog=RECIPE_HELP, elsewhere=elsewhere)
     given = merged(_checked(options, names, classes), {**given, **sections}, MERGED)
     if is_auto:
         if not entry.auto:
@@ -285,9 +281,7 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     if noted(classes[1], "chooses_data") & given.keys():
         of_data = {name for kind in classes for name in noted(kind, "of_data")}
         if left := sorted(values.keys() & of_data - given.keys()):
-            logger.warning_once(
-                f"the data given replace all data of the recipe; left out: {', '.join(left)}"
-            )
+            logger.warning_once(f"the data given replace the recipe's; left out: {', '.join(left)}")
         values = {name: value for name, value in values.items() if name not in of_data}
     _lower_rate(values, given)
     values = merged(values, given, MERGED)
@@ -302,9 +296,7 @@ def overridden(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[s
         ValueError: recipe, task or a section has the wrong type.
     """
     values, changes = _translated(options), _translated(changes)
-    both = [
-        n for n in MERGED if isinstance(values.get(n), dict) and isinstance(changes.get(n), dict)
-    ]
+    both = [n for n in MERGED if type(values.get(n)) is type(changes.get(n)) is dict]
     return merged(values, changes, both)
 
 

@@ -13,14 +13,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from .checkpointing import (
-    Keeping,
-    TrainingParts,
-    all_checkpoints,
-    checkpoint_state,
-    load_checkpoint,
-    save_checkpoint,
-)
+from .checkpointing import all_checkpoints, checkpoint_state, load_checkpoint, save_checkpoint
 from .metrics_log import MetricsLog, Progress
 from .options import TrainRecipe
 from .preparation import PreparedRun, locked, prepare_run
@@ -125,13 +118,9 @@ def _ended(run: PreparedRun, log: MetricsLog, progress: Progress) -> Iterator[li
         log.bar.close()
         if run.is_main:
             folders = all_checkpoints(run.output_dir)
-            what = (
-                f"resumes after step {folders[-1].name.rpartition('-')[2]}"
-                if folders
-                else (
-                    f"starts anew; the first checkpoint comes after step {run.options.save_steps}"
-                )
-            )
+            what = f"starts anew; the first checkpoint comes after step {run.options.save_steps}"
+            if folders:
+                what = f"resumes after step {folders[-1].name.rpartition('-')[2]}"
             logger.info("stopped after step %d: the same command %s", progress.step, what)
         raise
     finally:
@@ -175,7 +164,7 @@ def load_progress(run: PreparedRun) -> Progress:
     """Load the newest checkpoint into the run; returns how far it is."""
     if run.checkpoint is None:
         return Progress()
-    load_checkpoint(_parts(run), run.checkpoint)
+    load_checkpoint(run, run.checkpoint)
     state = checkpoint_state(run.checkpoint)
     known = {name: state[name] for name in asdict(Progress()) if name in state}
     # earlier versions saved the counts beside the step
@@ -193,8 +182,7 @@ def load_progress(run: PreparedRun) -> Progress:
             logger.warning(
                 "the run began with %d micro-batches a step and resumes with %d: in the current "
                 "epoch, some rows are seen twice and others not",
-                before,
-                run.per_step,
+                *(before, run.per_step),
             )
         threads = state.get("threads", torch.get_num_threads())
         if threads != torch.get_num_threads():
@@ -204,10 +192,6 @@ def load_progress(run: PreparedRun) -> Progress:
                 *(threads, torch.get_num_threads(), threads),
             )
     return progress
-
-
-def _parts(run: PreparedRun) -> TrainingParts:
-    return TrainingParts(run.accelerator, run.model, run.optimizer)
 
 
 # --- saving --------------------------------------------------------------------------------------
@@ -232,13 +216,6 @@ def save(
     # a gradient may overflow where the loss did not
     if not all_finite(run):
         raise unusable_step(run, result, "a weight is not a finite number")
-    options = run.options
-    keep = Keeping(
-        options.save_total_limit,
-        best=options.average_checkpoints if options.average_best else 1,
-        measures=run.recipe.measures,
-        by=run.recipe.best_by,
-    )
     state: dict[str, Any] = {
         **asdict(progress),
         "micro_batches": run.per_step,
@@ -248,4 +225,4 @@ def save(
         "is_extra": is_extra,
     }
     with log.paused():
-        save_checkpoint(_parts(run), run.output_dir, state, keep=keep)
+        save_checkpoint(run, state)

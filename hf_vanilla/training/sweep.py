@@ -121,9 +121,7 @@ class SweepRun:
         except (ValueError, KeyError, TypeError, AttributeError):
             values = [math.nan]
         if not all(map(math.isfinite, values)):
-            raise ValueError(
-                f"{path} is damaged: delete it, and hf-vanilla sweep FILE writes it again"
-            )
+            raise ValueError(f"{path} is damaged: delete it, and the sweep writes it again")
         # output_dir: the same folder, perhaps moved
         if changes := self.recipe().changes_since(self.folder, free={"output_dir"}):
             raise ValueError(
@@ -132,13 +130,15 @@ class SweepRun:
             )
         return record
 
-    def has_translated(self, test: TestSet, record: Mapping[str, Any]) -> bool:
-        """Whether this finished run has the translation of a test set.
+    def is_done(self, record: Mapping[str, Any] | None, test: TestSet | None) -> bool:
+        """Whether this run is finished and has translated the test set, where there is one.
 
         Args:
-            test: the test set as it is now.
             record: of this run.
+            test: the test set as it is now.
         """
+        if record is None or test is None:
+            return record is not None
         is_same = record.get("test_source") == test.source_hash
         return is_same and (self.folder / TEST_FILE).is_file()
 
@@ -194,9 +194,7 @@ def read_sweep(path: Path) -> Sweep:
         own = dict(section)
         if (score := own.pop("published", None)) is not None:
             if not is_finite_number(score):
-                raise ValueError(
-                    f"{where}: published={shown(score)}: give a number, or leave it out"
-                )
+                raise ValueError(f"{where}: published={shown(score)}: give a number, or none")
             published[str(name)] = score
         try:
             own = overridden(options, own)
@@ -289,13 +287,11 @@ def run_sweep(request: tuple[Path, SweepOptions]) -> str:
     path, options = request
     sweep = read_sweep(path)
     # seed by seed, so that a sweep that is not finished compares all runs
-    waiting = sorted((r for r in sweep.runs if not _is_finished(r, sweep)), key=lambda r: r.seed)
+    waiting = [run for run in sweep.runs if not run.is_done(run.record(), sweep.test)]
+    waiting.sort(key=lambda run: run.seed)
     logger.info("%d of %d runs are finished", len(sweep.runs) - len(waiting), len(sweep.runs))
-    gpus = visible_gpus()
-    workers = options.processes or len(gpus) or usable_cpus()
-    threads = threads_of_run(workers, usable_cpus(), os.environ.get("OMP_NUM_THREADS"))
-    children = Children(environments(workers, threads, gpus))
-    pool = ThreadPoolExecutor(max_workers=workers)
+    variables = environments(options.processes)
+    children, pool = Children(variables), ThreadPoolExecutor(max_workers=len(variables))
     with children.ended_by_sigterm():
         try:
             results = list(pool.map(lambda run: _train_and_test(run, sweep, children), waiting))
@@ -308,41 +304,24 @@ def run_sweep(request: tuple[Path, SweepOptions]) -> str:
     return f"{len(sweep.runs)} runs are finished: hf-vanilla compare {path}"
 
 
-def _is_finished(run: SweepRun, sweep: Sweep) -> bool:
-    record = run.record()
-    return record is not None and (sweep.test is None or run.has_translated(sweep.test, record))
-
-
-def threads_of_run(workers: int, cpus: int, given: str | None) -> str:
-    """The threads of each run: an equal share of the CPUs, or what the user chose.
-
-    Args:
-        workers: runs at a time.
-        cpus: that this process may use.
-        given: the variable `OMP_NUM_THREADS`; None where it is not set. The number of all CPUs is
-            no choice: the package itself sets it where a container has a quota.
-    """
-    if given not in (None, str(cpus)):
-        return given
-    # two processes with two threads each are slower on two cores than with one each
-    return str(max(1, cpus // workers))
-
-
-def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them."""
-    count = torch.cuda.device_count()
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return given.split(",")[:count] if given else [str(number) for number in range(count)]
-
-
-def environments(workers: int, threads: str, gpus: Sequence[str]) -> list[dict[str, str]]:
+def environments(processes: int | None) -> list[dict[str, str]]:
     """The variables of each of the runs at a time: its threads and, where there are GPUs, its own.
 
+    The threads are an equal share of the CPUs, or what the user chose.
+
     Args:
-        workers: runs at a time; where there are more of them than GPUs, several share one.
-        threads: of each run.
-        gpus: names for `CUDA_VISIBLE_DEVICES`.
+        processes: runs at a time; where there are more of them than GPUs, several share one. None:
+            as many as GPUs, or as CPUs without any.
     """
+    cpus, count = usable_cpus(), torch.cuda.device_count()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = given.split(",")[:count] if given else [str(number) for number in range(count)]
+    workers = processes or len(gpus) or cpus
+    threads = os.environ.get("OMP_NUM_THREADS")
+    # the number of all CPUs is no choice: the package sets it where a container has a quota
+    if threads in (None, str(cpus)):
+        # two processes with two threads each are slower on two cores than with one each
+        threads = str(max(1, cpus // workers))
     return [
         {"OMP_NUM_THREADS": threads}
         | ({"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {})
@@ -371,12 +350,9 @@ class Children:
             with self._lock:
                 if self._is_ending:
                     return TERMINATED_STATUS
+                env = {**os.environ, **variables}
                 process = subprocess.Popen(
-                    command,
-                    stdout=log,
-                    stderr=log,
-                    stdin=subprocess.DEVNULL,
-                    env={**os.environ, **variables},
+                    command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=env
                 )
                 self._running.add(process)
             status = process.wait()

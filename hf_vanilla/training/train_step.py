@@ -244,12 +244,8 @@ def update_weights(run: PreparedRun) -> None:
 
 def all_finite(run: PreparedRun) -> bool:
     """Whether every weight is a finite number. Call it on every process."""
-    finite = torch.stack(
-        [
-            (weight.to_local() if isinstance(weight, DTensor) else weight).isfinite().all()
-            for weight in run.model.parameters()
-        ]
-    )
+    weights = (w.to_local() if isinstance(w, DTensor) else w for w in run.model.parameters())
+    finite = torch.stack([weight.isfinite().all() for weight in weights])
     # FSDP 2 may keep weights on the CPU, where NCCL cannot add them up
     return not run.accelerator.reduce((~finite).sum().to(run.accelerator.device)).item()
 
@@ -267,15 +263,10 @@ def unusable_step(run: PreparedRun, result: StepResult, what: str) -> ValueError
     where = f"its micro-batches are in {path} (torch.load)"
     data = _Batches(run.task, run.order, run.options.seed)
     try:
-        torch.save(
-            {
-                "step": result.step,
-                "learning_rate": result.learning_rate,
-                "loss": result.values["loss"].item(),
-                "micro_batches": [data[number] for number in result.numbers],
-            },
-            path,
-        )
+        content: dict[str, Any] = {"step": result.step, "learning_rate": result.learning_rate}
+        content["loss"] = result.values["loss"].item()
+        content["micro_batches"] = [data[number] for number in result.numbers]
+        torch.save(content, path)
     except (OSError, RuntimeError) as error:
         where = f"its micro-batches could not be saved ({error})"
     folders = all_checkpoints(run.output_dir)

@@ -74,10 +74,7 @@ def compare(run: PreparedRun, progress: Progress, value: float | None) -> None:
     if 0 < run.options.patience <= progress.stale and run.is_main:
         logger.info(
             "step %d: %s has not improved on %.4f for %d validations, so training ends",
-            progress.step,
-            run.recipe.best_by,
-            progress.best,
-            progress.stale,
+            *(progress.step, run.recipe.best_by, progress.best, progress.stale),
         )
 
 
@@ -138,13 +135,12 @@ def _candidates(run: PreparedRun, folders: list[Path], by: str) -> dict[str, lis
     options, count = run.options, run.options.average_checkpoints
     ranked = best_checkpoints(folders, count, measures=run.recipe.measures, by=by)
     mean = ranked if options.average_best else folders[-count:]
-    chosen = [part for part in (folders[-1:], ranked[:1], mean) if part]
-    return {_name(part): part for part in chosen}
-
-
-def _name(folders: list[Path]) -> str:
-    steps = ", ".join(folder.name.removeprefix("checkpoint-") for folder in folders)
-    return f"mean of checkpoints {steps}" if len(folders) > 1 else f"checkpoint {steps}"
+    candidates = {}
+    for part in filter(None, (folders[-1:], ranked[:1], mean)):
+        steps = ", ".join(folder.name.removeprefix("checkpoint-") for folder in part)
+        what = "mean of checkpoints" if len(part) > 1 else "checkpoint"
+        candidates[f"{what} {steps}"] = part
+    return candidates
 
 
 def _write_model(

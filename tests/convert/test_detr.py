@@ -328,7 +328,7 @@ def test_a_damaged_folder_is_one_line(name, theirs, tmp_path):
     path = tmp_path / "theirs" / name
     path.write_bytes(path.read_bytes()[:100])
     options = DetrOptions(input=str(tmp_path / "theirs"), output=str(tmp_path / "ours"))
-    with pytest.raises((OSError, ValueError), match=r"theirs.*(incomplete|cannot be loaded).*save"):
+    with pytest.raises((OSError, ValueError), match=r"theirs.*(incomplete|be loaded).*again"):
         convert_detr(options)
     assert not (tmp_path / "ours").exists()
 
@@ -337,5 +337,5 @@ def test_another_kind_of_model_is_named(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "config.json").write_text('{"model_type": "yolos"}')
     save_file({"a": torch.zeros(1)}, tmp_path / "in" / "model.safetensors")
-    with pytest.raises(ValueError, match="model of type 'yolos': give one of type 'detr'"):
+    with pytest.raises(ValueError, match="of type 'yolos': give one of type 'detr'"):
         convert_detr(DetrOptions(input=str(tmp_path / "in"), output=str(tmp_path / "out")))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import small_run
@@ -128,7 +129,8 @@ def test_the_first_and_the_last_layers_and_those_evenly_between_are_kept(tmp_pat
     kept = module._initial_layers("teacher", model, recipe)
     assert kept == {"encoder_layers": [0, 2, 4], "decoder_layers": [0]}
     third = model.model.encoder.layers[2]
-    module._keep_layers(model, kept)
+    processor = SimpleNamespace(save_pretrained=lambda _: None)
+    module.write_layers(tmp_path / "start", str(tmp_path), model, processor, kept)
     assert model.model.encoder.layers[1] is third
     assert (model.config.encoder_layers, len(model.model.decoder.layers)) == (3, 1)
 

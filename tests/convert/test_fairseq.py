@@ -255,9 +255,7 @@ def test_the_input_may_be_one_checkpoint_file(ensemble, tmp_path):
 def test_a_checkpoint_file_may_have_any_name(tmp_path, name):
     _, found, folder = archive(tmp_path / "a")
     (folder / "model.pt").rename(folder / name)
-    assert "contains no .pt file: give the folder of model.pt, or a file" in refused(
-        folder, tmp_path
-    )
+    assert "has no .pt file: give the folder of model.pt, or a file" in refused(folder, tmp_path)
     model = converted(folder / name, tmp_path / "b")
     assert torch.equal(first_weight(model), found["encoder.layers.0.fc1.weight"])
 
@@ -448,7 +446,7 @@ def test_an_archive_must_be_extracted_first(tmp_path):
 @pytest.mark.parametrize(
     ("gone", "message"),
     [
-        ("model.pt", "contains no .pt file"),
+        ("model.pt", "has no .pt file"),
         ("dict.de.txt", "dict.de.txt"),
         ("bpecodes", "has none: name the file with --pieces"),
     ],

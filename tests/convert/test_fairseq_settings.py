@@ -10,7 +10,6 @@ from hf_vanilla import VanillaConfig
 from hf_vanilla.convert.fairseq_settings import (
     ACTIVATIONS,
     REFUSED,
-    Sharing,
     config_values,
     cut_positions,
     refusals,
@@ -72,8 +71,7 @@ def test_learned_positions_of_two_lengths_are_a_fault():
 
 def test_every_activation_is_valid_in_our_config():
     for activation in ACTIVATIONS:
-        sharing = Sharing(of_sides=True, of_output=True)
-        values = config_values(theirs.settings(activation_fn=activation), sharing)
+        values = config_values(theirs.settings(activation_fn=activation))
         assert VanillaConfig(**values, vocab_size=11).activation_function == ACTIVATIONS[activation]
 
 
@@ -86,7 +84,8 @@ def test_every_activation_is_valid_in_our_config():
     ],
 )
 def test_flags_decide_which_tables_are_shared(said, of_sides, of_output):
-    assert sharing_of(theirs.settings(**said)) == Sharing(of_sides=of_sides, of_output=of_output)
+    shared = {"share_encoder_decoder_embeddings": of_sides, "tie_word_embeddings": of_output}
+    assert sharing_of(theirs.settings(**said)) == shared
 
 
 def test_learned_positions_lose_their_first_two_rows():
@@ -99,11 +98,10 @@ def test_learned_positions_lose_their_first_two_rows():
 def test_the_older_name_of_the_activation_dropout_counts_where_the_newer_one_is_0():
     for newer, used in ((0.2, 0.2), (0.0, 0.1), (None, 0.1)):
         settings = theirs.settings(activation_dropout=newer, relu_dropout=0.1)
-        assert config_values(settings, sharing_of(settings))["activation_dropout"] == used
+        assert config_values(settings)["activation_dropout"] == used
 
 
 def test_label_smoothing_depends_on_the_criterion():
-    sharing = Sharing(of_sides=True, of_output=True)
     plain = theirs.settings(criterion="cross_entropy")
-    assert config_values(plain, sharing)["label_smoothing"] == 0
-    assert config_values(theirs.settings(), sharing)["label_smoothing"] == 0.2
+    assert config_values(plain)["label_smoothing"] == 0
+    assert config_values(theirs.settings())["label_smoothing"] == 0.2

@@ -6,8 +6,6 @@ import sacremoses
 
 from hf_vanilla.convert.fairseq_tokenizer import (
     SPECIAL_TOKENS,
-    Dictionaries,
-    TextSettings,
     bpe_pieces,
     build_tokenizer,
     read_codes,
@@ -28,11 +26,8 @@ def codes(tmp_path):
 
 
 def built(pieces, words=WORDS, target=None, **settings):
-    return build_tokenizer(
-        pieces,
-        Dictionaries(source=words, target=target),
-        TextSettings(**{"source_lang": "en", "target_lang": "de", **settings}),
-    )
+    settings = {"source_lang": "en", "target_lang": "de", "use_moses": True, **settings}
+    return build_tokenizer(pieces, [words, target or words], **settings)
 
 
 # --- dictionaries --------------------------------------------------------------------------------

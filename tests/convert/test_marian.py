@@ -256,7 +256,7 @@ def test_another_architecture_is_an_error(tmp_path):
     config = BartConfig(vocab_size=53, d_model=8, encoder_layers=1, decoder_layers=1)
     config.encoder_attention_heads = config.decoder_attention_heads = 2
     BartForConditionalGeneration(config).save_pretrained(tmp_path / "theirs")
-    with pytest.raises(ValueError, match="theirs is a model of type 'bart': give one of type"):
+    with pytest.raises(ValueError, match="theirs is of type 'bart': give one of type"):
         converted(tmp_path / "theirs")
     assert only(tmp_path / "theirs")
 

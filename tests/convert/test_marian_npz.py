@@ -340,7 +340,7 @@ def test_bad_files_are_one_line(tmp_path):
     with pytest.raises(ValueError, match=r"model\.npz cannot be read \("):
         converted(folder)
     (folder / "model.npz").rename(folder / "model.intgemm.bin")
-    with pytest.raises(ValueError, match="is a binary model of Marian, as for 8-bit weights"):
+    with pytest.raises(ValueError, match="is a binary model of Marian: give its"):
         converted(folder)
     assert not (tmp_path / "ours").exists()
 

@@ -351,7 +351,7 @@ def test_the_layout_of_transformers_js_decodes_greedily_as_we_do(tokenizer, tmp_
             past = dict(zip(past, present, strict=True))
             found.append(int(logits[0, -1].argmax()))
         assert found == expected
-    with pytest.raises(ValueError, match="3 heads in the encoder and 2 in the decoder"):
+    with pytest.raises(ValueError, match="3 and 2 heads in encoder and decoder"):
         js.check_layout(lively_translator())
     with pytest.raises(ValueError, match=r"layout='transformers\.js' needs --format onnx"):
         ExportOptions(model="m", output="o", layout="transformers.js")

@@ -241,7 +241,7 @@ def test_an_archive_that_is_no_vit_is_refused_by_name(tmp_path):
     missing = {name: array for name, array in arrays.items() if name != "head/bias"}
     with pytest.raises(ValueError, match=r"missing: classifier\.bias"):
         from_google(missing)
-    with pytest.raises(ValueError, match="missing or misshapen head/kernel"):
+    with pytest.raises(ValueError, match="wrong or missing head/kernel"):
         from_google({name: array for name, array in arrays.items() if name != "head/kernel"})
     with pytest.raises(ValueError, match="6 positions, which make no grid: give image_height"):
         from_google(random_arrays(has_pre_logits=False))

@@ -36,6 +36,6 @@ def test_convert_tells_a_wrong_model_in_one_line(convert, tmp_path):
     (tmp_path / "theirs" / "config.json").write_text('{"model_type": "bart"}')
     done = convert("--format", "marian", "--input", "theirs", "--output", "ours", fails=True)
     assert done.stderr.splitlines()[-1] == (
-        "error: theirs is a model of type 'bart': give one of type 'marian'"
+        "error: theirs is of type 'bart': give one of type 'marian'"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, BatchEncoding, MarianTokenizer
 
 from hf_vanilla import VanillaEncoderModel, train_tokenizer
-from hf_vanilla.convert.fairseq_tokenizer import Dictionaries, TextSettings, build_tokenizer
+from hf_vanilla.convert.fairseq_tokenizer import build_tokenizer
 from hf_vanilla.text.attentions import attentions, readable_tokens, word_starts
 
 SENTENCE = "three one four"
@@ -236,9 +236,8 @@ def test_a_token_of_whole_and_split_characters_shows_both():
 def test_a_fairseq_tokenizer_uses_the_dictionary_of_each_side(tmp_path):
     special, words = ["<s>", "<pad>", "</s>", "<unk>"], ["the", "l@@", "a@@", "k@@", "e"]
     (tmp_path / "codes").write_text("#version: 0.2\nt h\nth e</w>\n", encoding="utf-8")
-    sides = Dictionaries(source=[*special, *words], target=[*special, *reversed(words)])
-    settings = TextSettings(source_lang="en", target_lang="de", use_moses=False)
-    tokenizer = build_tokenizer(tmp_path / "codes", sides, settings)
+    sides = [[*special, *words], [*special, *reversed(words)]]
+    tokenizer = build_tokenizer(tmp_path / "codes", sides)
     batch = tokenizer("the lake", text_target="the lake")
     assert batch.input_ids == [4, 5, 6, 7, 8, 2]
     assert batch.labels == [8, 7, 6, 5, 4, 2]

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from types import SimpleNamespace
@@ -19,8 +18,6 @@ from hf_vanilla.files import write_files
 from hf_vanilla.text.options import MEASURES
 from hf_vanilla.training import checkpointing
 from hf_vanilla.training.checkpointing import (
-    Keeping,
-    TrainingParts,
     all_checkpoints,
     best_checkpoints,
     checkpoint_state,
@@ -79,15 +76,23 @@ def run(tmp_path, fresh_accelerator):
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(3, 2)
     model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1))
-    return TrainingParts(accelerator, model, optimizer), model, tmp_path
+    parts = SimpleNamespace(
+        accelerator=accelerator, model=model, optimizer=optimizer, output_dir=tmp_path
+    )
+    return parts, model, tmp_path
+
+
+def keeping(parts, newest, best=1, by="nll"):
+    """A run that keeps so many of its checkpoints."""
+    options = {"save_total_limit": newest, "average_best": True, "average_checkpoints": best}
+    recipe = SimpleNamespace(measures=MEASURES, best_by=by)
+    return SimpleNamespace(**vars(parts), options=SimpleNamespace(**options), recipe=recipe)
 
 
 def test_older_checkpoints_are_pruned_and_no_partial_one_stays(run):
     parts, _, folder = run
     for step in (2, 5, 9, 12):
-        assert save_checkpoint(parts, folder, {"step": step}, keep=Keeping(3)).name.endswith(
-            str(step)
-        )
+        assert save_checkpoint(keeping(parts, 3), {"step": step}).name.endswith(str(step))
     assert [p.name for p in all_checkpoints(folder)] == [f"checkpoint-{n}" for n in (5, 9, 12)]
     assert len(list(folder.iterdir())) == 3
 
@@ -97,7 +102,7 @@ def test_the_newest_checkpoint_comes_back_with_its_state(run):
     for step in (9, 10):
         with torch.no_grad():
             model.weight.fill_(step)
-        save_checkpoint(parts, folder, {"step": step, "tokens": 70 * step}, keep=Keeping(5))
+        save_checkpoint(keeping(parts, 5), {"step": step, "tokens": 70 * step})
     with torch.no_grad():
         model.weight.fill_(-1)
     newest = usable_checkpoint(folder)
@@ -108,16 +113,16 @@ def test_the_newest_checkpoint_comes_back_with_its_state(run):
 
 
 def test_the_scale_of_fp16_comes_back_with_the_checkpoint(run):
-    parts, _, folder = run
+    parts, *_ = run
 
     def with_scaler(scale):
         scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         accelerator = SimpleNamespace(
             scaler=scaler, is_main_process=True, wait_for_everyone=lambda: None
         )
-        return replace(parts, accelerator=accelerator)
+        return SimpleNamespace(**{**vars(parts), "accelerator": accelerator})
 
-    saved = save_checkpoint(with_scaler(512.0), folder, {"step": 3}, keep=Keeping(1))
+    saved = save_checkpoint(keeping(with_scaler(512.0), 1), {"step": 3})
     resumed = with_scaler(65536.0)
     load_checkpoint(resumed, saved)
     assert resumed.accelerator.scaler.get_scale() == 512.0
@@ -132,7 +137,7 @@ def test_a_leftover_of_an_earlier_crash_does_not_reach_the_checkpoint(run):
     parts, _, folder = run
     (folder / "checkpoint-7.partial").mkdir()
     (folder / "checkpoint-7.partial" / "old").write_text("half")
-    written = save_checkpoint(parts, folder, {"step": 7}, keep=Keeping(1))
+    written = save_checkpoint(keeping(parts, 1), {"step": 7})
     assert not (written / "old").exists()
     assert json.loads((written / "training_state.json").read_text())["step"] == 7
 
@@ -145,13 +150,13 @@ def test_a_checkpoint_is_not_there_before_it_is_whole(run, monkeypatch):
 
     monkeypatch.setattr(checkpointing, "save_file", full_disk)
     with pytest.raises(OSError, match="no space"):
-        save_checkpoint(parts, folder, {"step": 3}, keep=Keeping(1))
+        save_checkpoint(keeping(parts, 1), {"step": 3})
     assert all_checkpoints(folder) == []
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_with_the_remedy(run, monkeypatch):
     parts, _, folder = run
-    save_checkpoint(parts, folder, {"step": 2}, keep=Keeping(1))
+    save_checkpoint(keeping(parts, 1), {"step": 2})
 
     def safetensors_own(weights, path, **_):
         path.write_bytes(b"half")
@@ -159,7 +164,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_with_the_remedy(run, monkeypat
 
     monkeypatch.setattr(checkpointing, "save_file", safetensors_own)
     with pytest.raises(OSError, match=r"cannot write .*checkpoint-3: .*make room"):
-        save_checkpoint(parts, folder, {"step": 3}, keep=Keeping(1))
+        save_checkpoint(keeping(parts, 1), {"step": 3})
     assert [path.name for path in folder.iterdir()] == ["checkpoint-2"]
 
 
@@ -174,8 +179,8 @@ def measured(run):
     parts, _, folder = run
     for step, (nll, bleu) in SCORES.items():
         state = {"step": step, "scores": {"nll": nll, "bleu": bleu}}
-        save_checkpoint(parts, folder, state, keep=Keeping(9))
-    save_checkpoint(parts, folder, {"step": 5, "scores": {}}, keep=Keeping(9))
+        save_checkpoint(keeping(parts, 9), state)
+    save_checkpoint(keeping(parts, 9), {"step": 5, "scores": {}})
     return parts, folder
 
 
@@ -191,8 +196,7 @@ def test_the_best_come_first_and_of_equals_the_newer(measured, measure, steps):
 
 def test_the_best_are_kept_besides_the_newest(measured):
     parts, folder = measured
-    keep = Keeping(2, best=2, measures=MEASURES, by="bleu")
-    save_checkpoint(parts, folder, {"step": 6, "scores": {}}, keep=keep)
+    save_checkpoint(keeping(parts, 2, best=2, by="bleu"), {"step": 6, "scores": {}})
     assert [p.name for p in all_checkpoints(folder)] == [f"checkpoint-{n}" for n in (2, 3, 5, 6)]
 
 
@@ -238,7 +242,7 @@ FILES = ["model.safetensors", "optimizer.safetensors", "training_state.json"]
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, caplog, name, harm):
     parts, _, folder = run
     for step in (2, 4):
-        save_checkpoint(parts, folder, {"step": step, "note": "x" * 999}, keep=Keeping(5))
+        save_checkpoint(keeping(parts, 5), {"step": step, "note": "x" * 999})
     harm(folder / "checkpoint-4" / name)
     if name == "training_state.json" and harm is flip_a_bit:
         (folder / "checkpoint-4" / name).write_bytes(b"{\xff}")  # a flipped x stays JSON
@@ -251,11 +255,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, caplog, n
 def test_an_older_damaged_checkpoint_is_set_aside_before_it_is_averaged(run, caplog, name):
     parts, _, folder = run
     for step in (2, 4, 6):
-        save_checkpoint(parts, folder, {"step": step}, keep=Keeping(5))
+        save_checkpoint(keeping(parts, 5), {"step": step})
     cut(folder / "checkpoint-4" / name)
     assert usable_checkpoint(folder) == folder / "checkpoint-6"
     assert f"DAMAGED CHECKPOINT: {folder / 'checkpoint-4' / name}" in caplog.text
-    save_checkpoint(parts, folder, {"step": 8}, keep=Keeping(5))
+    save_checkpoint(keeping(parts, 5), {"step": 8})
     assert [path.name for path in all_checkpoints(folder)] == [
         f"checkpoint-{step}" for step in (2, 6, 8)
     ]
@@ -263,7 +267,7 @@ def test_an_older_damaged_checkpoint_is_set_aside_before_it_is_averaged(run, cap
 
 def test_a_folder_of_damaged_checkpoints_is_an_error_and_does_not_start_anew(run):
     parts, _, folder = run
-    save_checkpoint(parts, folder, {"step": 2}, keep=Keeping(5))
+    save_checkpoint(keeping(parts, 5), {"step": 2})
     (folder / "checkpoint-2" / "training_state.json").unlink()
     with pytest.raises(ValueError, match=r"every checkpoint in .* is damaged: restore one"):
         usable_checkpoint(folder)
@@ -271,7 +275,7 @@ def test_a_folder_of_damaged_checkpoints_is_an_error_and_does_not_start_anew(run
 
 def test_a_state_with_values_of_other_types_is_damaged_or_named(run):
     parts, _, folder = run
-    save_checkpoint(parts, folder, {"step": 2, "scores": {"nll": 1.0}}, keep=Keeping(5))
+    save_checkpoint(keeping(parts, 5), {"step": 2, "scores": {"nll": 1.0}})
     path = folder / "checkpoint-2" / "training_state.json"
     state = json.loads(path.read_text())
     for section in ("scores", "facts", "optimizer"):

@@ -20,25 +20,19 @@ from scipy.stats import spearmanr
 from hf_vanilla.options import UsageError
 from hf_vanilla.plots.curves import RECIPE_FILE
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file
-from hf_vanilla.training import (
-    comparison,
-    comparison_statistics,
-    sweep,
-)
+from hf_vanilla.training import comparison, sweep
 from hf_vanilla.training.checkpointing import all_checkpoints
 from hf_vanilla.training.comparison import CompareOptions, compare_runs
+from hf_vanilla.training.comparison_statistics import (
+    bleu_of,
+    paired_bootstrap,
+    rank_correlation,
+    sentence_counts,
+)
 from hf_vanilla.training.preparation import locked
 from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
-from hf_vanilla.training.sweep import (
-    SweepOptions,
-    TestSet,
-    environments,
-    read_sweep,
-    run_sweep,
-    threads_of_run,
-    visible_gpus,
-)
+from hf_vanilla.training.sweep import SweepOptions, TestSet, environments, read_sweep, run_sweep
 
 
 def write_sweep(folder, files, **changes):
@@ -257,18 +251,22 @@ def test_a_test_set_has_as_many_references_as_sources(lines, message, corpus_fil
         (4, 4, "2", "2"),
     ],
 )
-def test_runs_at_a_time_share_the_cpus(workers, cpus, given, threads):
-    assert threads_of_run(workers, cpus, given) == threads
+def test_runs_at_a_time_share_the_cpus(monkeypatch, workers, cpus, given, threads):
+    monkeypatch.setattr(sweep, "usable_cpus", lambda: cpus)
+    monkeypatch.setattr(sweep.torch.cuda, "device_count", lambda: 0)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert environments(workers) == [{"OMP_NUM_THREADS": threads}] * workers
+    assert len(environments(None)) == cpus
 
 
 def test_runs_at_a_time_have_a_gpu_each_as_long_as_there_are_enough(monkeypatch):
     monkeypatch.setattr(sweep.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
-    chosen = [v["CUDA_VISIBLE_DEVICES"] for v in environments(3, "1", visible_gpus())]
-    assert chosen == ["5", "3", "5"]
+    assert [v["CUDA_VISIBLE_DEVICES"] for v in environments(3)] == ["5", "3", "5"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert visible_gpus() == ["0", "1"]
-    assert environments(1, "4", []) == [{"OMP_NUM_THREADS": "4"}]
+    assert [v["CUDA_VISIBLE_DEVICES"] for v in environments(None)] == ["0", "1"]
 
 
 @pytest.mark.release
@@ -488,10 +486,8 @@ def test_the_bootstrap_agrees_with_that_of_sacrebleu():
     )()
     theirs = results["BLEU"]
     test = TestSet(source="", reference="")
-    counts = [
-        comparison_statistics.sentence_counts(texts, references, test) for texts in (base, other)
-    ]
-    found = comparison_statistics.paired_bootstrap([counts[1]], [counts[0]], samples=1000)
+    counts = [sentence_counts(texts, references, test) for texts in (base, other)]
+    found = paired_bootstrap([counts[1]], [counts[0]], samples=1000)
     assert found.value == pytest.approx(theirs[1].score - theirs[0].score)
     assert found.low < found.value < found.high
     # both are shares of 1,000 draws
@@ -503,20 +499,18 @@ def test_two_seeds_are_compared_by_the_mean_of_their_scores():
     references = ["a b c d e f", "g h i j k l"]
     test = TestSet(source="", reference="")
     good, bad = (
-        comparison_statistics.sentence_counts(texts, references, test)
+        sentence_counts(texts, references, test)
         for texts in (references, noisy(references, 0.4, 0))
     )
-    every = np.arange(2)
-    found = comparison_statistics.paired_bootstrap([good, bad], [bad], samples=10)
-    assert found.value == pytest.approx((good.bleu(every) - bad.bleu(every)) / 2)
+    found = paired_bootstrap([good, bad], [bad], samples=10)
+    assert found.value == pytest.approx((bleu_of(good) - bleu_of(bad)) / 2)
 
 
 def test_the_rank_correlation_is_that_of_scipy():
     first, second = np.random.default_rng(0).integers(5, size=(2, 9)).tolist()
-    assert comparison_statistics.rank_correlation(first, second) == pytest.approx(
-        spearmanr(first, second).statistic
-    )
-    chance = comparison_statistics.chance_of_correlation(first, second)
-    assert chance == pytest.approx(spearmanr(first, second).pvalue, abs=0.02)
-    assert comparison_statistics.chance_of_correlation(first, first) < 1e-3
-    assert comparison_statistics.rank_correlation(first, [2] * 9) is None
+    correlation, chance = rank_correlation(first, second)
+    theirs = spearmanr(first, second)
+    assert correlation == pytest.approx(theirs.statistic)
+    assert chance == pytest.approx(theirs.pvalue, abs=0.02)
+    assert rank_correlation(first, first)[1] < 1e-3
+    assert rank_correlation(first, [2] * 9) is None

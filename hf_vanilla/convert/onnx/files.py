@@ -24,6 +24,7 @@ LARGEST_FILE = 2**31 - 2**27
 LARGEST_WEIGHT = 64  # of an int8 weight, in size
 # name, an example, and axes of any size, as in `dynamic_shapes` of `torch.onnx.export`
 Input = tuple[str, Tensor, dict[int, Any]]
+Inputs = Sequence[Input | list[Input]]
 
 
 def require_onnx() -> None:
@@ -42,12 +43,7 @@ def require_onnx() -> None:
 
 @torch.no_grad()
 def write_graph(
-    graph: nn.Module,
-    inputs: Sequence[Input | list[Input]],
-    outputs: Sequence[str],
-    path: Path,
-    *,
-    dtype: str,
+    graph: nn.Module, inputs: Inputs, outputs: Sequence[str], path: Path, *, dtype: str
 ) -> None:
     """Write one graph.
 
@@ -95,15 +91,15 @@ def _quantize(model: Any) -> None:
     import onnx_ir as ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
 
-    tape, quantized = ir.tape.Tape(model.graph), {}
+    graph, quantized = model.graph, {}
+    tape = ir.tape.Tape(graph)
 
     def constant(values: Any) -> Any:
-        name = f"int8.{len(model.graph.initializers)}"
-        return tape.initializer(ir.tensor(values, name=name))
+        return tape.initializer(ir.tensor(values, name=f"int8.{len(graph.initializers)}"))
 
     step, zero_point = constant(np.float32(1 / 127)), constant(np.uint8(128))
     last_axis = constant(np.array([-1]))
-    for node in list(model.graph):
+    for node in list(graph):
         if (weight := _weight(node)) is None:
             continue
         if (states := node.inputs[0]) not in quantized:
@@ -120,9 +116,7 @@ def _quantize(model: Any) -> None:
             product = tape.op("Mul", [product, factor])
         for bias in node.inputs[2:]:
             product = tape.op("Add", [product, bias])
-        ir.convenience.replace_nodes_and_values(
-            model.graph, node, [node], [], node.outputs, [product]
-        )
+        ir.convenience.replace_nodes_and_values(graph, node, [node], [], node.outputs, [product])
     RemoveUnusedNodesPass()(model)
     TopologicalSortPass()(model)
 
@@ -143,14 +137,11 @@ def _weight(node: Any) -> np.ndarray | None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the warnings of exporters about their own parts."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "root")]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        each.setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
+        logging.disable(before)

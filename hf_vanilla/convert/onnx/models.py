@@ -96,9 +96,7 @@ def export_forecaster(name: str, folder: Path, dtype: str) -> None:
     """
     model = load_forecaster(name, device="cpu")
     if (form := class_name(model.config)) in FAULTS:
-        raise ValueError(
-            f"{name} is a {form}, which {FAULTS[form]}: export a model of another form"
-        )
+        raise ValueError(f"{name} is a {form}, which {FAULTS[form]}: export another form")
     for field in OPTIONAL_INPUTS:
         if value := getattr(model.config, field, 0):
             raise ValueError(
@@ -110,13 +108,7 @@ def export_forecaster(name: str, folder: Path, dtype: str) -> None:
 
 
 def _write(
-    model: Any,
-    folder: Path,
-    inputs: list[Input],
-    outputs: list[str],
-    *,
-    dtype: str,
-    program: str,
+    model: Any, folder: Path, inputs: list[Input], outputs: list[str], *, dtype: str, program: str
 ) -> None:
     """Write the graph and config of a model, and its program of `runners/`."""
     graph = Outputs(model.float(), [name for name, *_ in inputs], outputs)

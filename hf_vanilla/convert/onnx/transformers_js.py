@@ -6,18 +6,18 @@ passing them back, so the decoder's graph computes them where the cache has none
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import EncoderDecoderCache
 
 from hf_vanilla.convert.weight_names import refuse
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 
-from .files import ANY, Input, write_graph
+from .files import ANY, Inputs, write_graph
 from .translators import (
     LOWEST,
+    DecoderLayers,
     cache_of,
     empty_cache,
     keys_and_values,
@@ -33,27 +33,18 @@ BATCH = torch.export.Dim("batch_size", max=65536)
 SUFFIXES = {"float32": "", "int8": "_quantized"}  # of file names, by transformers.js' dtype
 
 
-class MergedDecoderGraph(nn.Module):
+class MergedDecoderGraph(DecoderLayers):
     """New target tokens to logits, with the cache of transformers' own search: a row per beam."""
 
-    def __init__(self, model: VanillaForConditionalGeneration) -> None:
-        super().__init__()
-        self.decoder: Any = model.model.decoder
-        self.lm_head: Any = model.lm_head
-
     def forward(
-        self,
-        encoder_attention_mask: Tensor,
-        input_ids: Tensor,
-        encoder_hidden_states: Tensor,
-        past: list[Tensor],
+        self, attention_mask: Tensor, input_ids: Tensor, source: Tensor, past: list[Tensor]
     ) -> tuple[Tensor, ...]:
         """One step, or several tokens at once.
 
         Args:
-            encoder_attention_mask: `(B, S)`, 1 = real token.
+            attention_mask: `(B, S)`, 1 = real token of the source.
             input_ids: `(B, T)` int64.
-            encoder_hidden_states: `(B, S, D)`.
+            source: states of the encoder, `(B, S, D)`.
             past: of each layer, own keys and values `(B, H, C, K)`, then those of the source
                 `(B, H, S, K)`, or with no slots.
 
@@ -64,26 +55,19 @@ class MergedDecoderGraph(nn.Module):
         length, slots = input_ids.shape[1], past[0].shape[2]
         hidden_states = vectors + self.decoder.embed_positions(length, slots, vectors)
         own = [past[i] for i in range(len(past)) if i % 4 < 2]
-        source = []
+        cross = []
         for layer, keys, values in zip(self.decoder.layers, past[2::4], past[3::4], strict=True):
-            missing = encoder_hidden_states[:, keys.shape[2] :]  # all or nothing
+            missing = source[:, keys.shape[2] :]  # all or nothing
             new_keys, new_values = keys_and_values(layer.encoder_attn, missing)
-            source += [torch.cat((keys, new_keys), 2), torch.cat((values, new_values), 2)]
-        cache = EncoderDecoderCache(cache_of(own), cache_of(source))
+            cross += [torch.cat((keys, new_keys), 2), torch.cat((values, new_values), 2)]
+        cache = EncoderDecoderCache(cache_of(own), cache_of(cross))
         ones = torch.ones(length, slots + length)
         causal = torch.where(ones.tril(slots) == 1, 0.0, LOWEST)  # (T, C + T)
-        for layer in self.decoder.layers:
-            hidden_states = layer(
-                hidden_states,
-                causal[None, None],
-                encoder_hidden_states,
-                source_mask(encoder_attention_mask),
-                cache=cache,
-            )
-        logits = self.lm_head(self.decoder.layer_norm(hidden_states))
+        masks = causal[None, None], source_mask(attention_mask)
+        logits = self.logits(hidden_states, source, masks, cache)
         present: list[Tensor] = []
         for index, layer in enumerate(cache.self_attention_cache.layers):
-            present += [layer.keys, layer.values, *source[2 * index : 2 * index + 2]]
+            present += [layer.keys, layer.values, *cross[2 * index : 2 * index + 2]]
         return logits, *present
 
 
@@ -137,9 +121,7 @@ def check_layout(model: VanillaForConditionalGeneration) -> None:
     config, positions = model.config, model.config.position_embedding_type
     encoder, decoder = config.encoder_attention_heads, config.decoder_attention_heads
     reasons = {
-        f"{encoder} heads in the encoder and {decoder} in the decoder (needed: equal numbers)": (
-            encoder != decoder
-        ),
+        f"{encoder} and {decoder} heads in encoder and decoder (needed: equal)": encoder != decoder,
         "head_dim or v_head_dim (needed: d_model / heads)": any(
             width * decoder != config.d_model for width in config.head_widths(decoder)
         ),
@@ -157,14 +139,11 @@ def _write_decoder(model: VanillaForConditionalGeneration, path: Path, dtype: st
         for states in (*own[layer : layer + 2], *of_source[layer : layer + 2])
     ]
     names = [f"{i}.{cache}" for i in range(model.config.decoder_layers) for cache in CACHES]
-    inputs: list[Input | list[Input]] = [
-        ("encoder_attention_mask", torch.ones(batch, source, dtype=torch.long), {0: BATCH, 1: ANY}),
-        ("input_ids", torch.ones(batch, length, dtype=torch.long), {0: BATCH, 1: ANY}),
-        (
-            "encoder_hidden_states",
-            torch.zeros(batch, source, model.config.d_model),
-            {0: BATCH, 1: ANY},
-        ),
+    rows = {0: BATCH, 1: ANY}
+    inputs: Inputs = [
+        ("encoder_attention_mask", torch.ones(batch, source, dtype=torch.long), rows),
+        ("input_ids", torch.ones(batch, length, dtype=torch.long), rows),
+        ("encoder_hidden_states", torch.zeros(batch, source, model.config.d_model), rows),
         [
             (f"past_key_values.{name}", states, {0: BATCH, 2: ANY})
             for name, states in zip(names, past, strict=True)

@@ -32,16 +32,14 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.text.attentions import start_token_id
 from hf_vanilla.text.engines import CTRANSLATE2_DECODING
 
-from .files import ANY, Input, write_graph
+from .files import ANY, Input, Inputs, write_graph
 
 RUNNER = Path(hf_vanilla.text.__file__).with_name("onnx_search.py")  # without ONNX Runtime
 LOWEST = -1e9  # added to the score of a slot that may not be attended to
 PLAIN = "plain"
 # fields of a generation config that translate.py reads, or that do not concern its search
-DECODING = CTRANSLATE2_DECODING - {"min_length", "min_new_tokens", "no_repeat_ngram_size"} | {
-    "forced_eos_token_id",
-    "use_cache",
-}
+DECODING = CTRANSLATE2_DECODING - {"min_length", "min_new_tokens", "no_repeat_ngram_size"}
+DECODING |= {"forced_eos_token_id", "use_cache"}
 
 
 def export_translator(name: str, folder: Path, dtype: str) -> None:
@@ -143,7 +141,7 @@ def _write_decoder(model: VanillaForConditionalGeneration, path: Path, dtype: st
     forbidden = [ids[0] for ids in decoding.bad_words_ids or []]
     graph = DecoderGraph(model, forbidden, is_renormalized=bool(decoding.renormalize_logits))
     batch, beams, source, slots = 2, 3, 5, 6  # all different: an equal one would be made the same
-    inputs: list[Input | list[Input]] = [
+    inputs: Inputs = [
         ("input_ids", torch.ones(batch, beams, dtype=torch.long), {0: ANY, 1: ANY}),
         ("position", torch.ones(1, dtype=torch.long), {}),
         ("beam_mask", torch.zeros(batch, beams, slots + beams), {0: ANY, 1: ANY, 2: ANY}),
@@ -226,7 +224,35 @@ class EncoderGraph(nn.Module):
         return hidden_states, *chain.from_iterable(for_decoder)
 
 
-class DecoderGraph(nn.Module):
+class DecoderLayers(nn.Module):
+    """The decoder of a translator with its output layer.
+
+    Args:
+        model: of the translator.
+    """
+
+    def __init__(self, model: VanillaForConditionalGeneration) -> None:
+        super().__init__()
+        self.decoder: Any = model.model.decoder
+        self.lm_head: Any = model.lm_head
+
+    def logits(
+        self, vectors: Tensor, source: Tensor, masks: tuple[Tensor, Tensor], cache: Cache
+    ) -> Tensor:
+        """Logits `(B, T, V)` of target vectors `(B, T, D)`.
+
+        Args:
+            vectors: of embedded tokens.
+            source: `(B, S, D)`; not read where the cache has its keys and values.
+            masks: added to the scores of target and source.
+            cache: keys and values, of these tokens too afterwards.
+        """
+        for layer in self.decoder.layers:
+            vectors = layer(vectors, masks[0], source, masks[1], cache=cache)
+        return self.lm_head(self.decoder.layer_norm(vectors))
+
+
+class DecoderGraph(DecoderLayers):
     """One more token of each beam, to the best next ones.
 
     Args:
@@ -236,15 +262,9 @@ class DecoderGraph(nn.Module):
     """
 
     def __init__(
-        self,
-        model: VanillaForConditionalGeneration,
-        forbidden: list[int],
-        *,
-        is_renormalized: bool,
+        self, model: VanillaForConditionalGeneration, forbidden: list[int], *, is_renormalized: bool
     ) -> None:
-        super().__init__()
-        self.decoder: Any = model.model.decoder
-        self.lm_head: Any = model.lm_head
+        super().__init__(model)
         self.is_renormalized = is_renormalized
         self.bias: Tensor | None
         self.register_buffer("bias", None)
@@ -276,17 +296,10 @@ class DecoderGraph(nn.Module):
             `past` with the new slots, `(B, H, C + n, K)`.
         """
         vectors = self.decoder.embed_tokens(input_ids) * self.decoder.embed_scale
-        hidden_states = vectors + self.decoder.embed_positions(1, position, vectors)  # (B, n, D)
+        vectors = vectors + self.decoder.embed_positions(1, position, vectors)  # (B, n, D)
         cache = EncoderDecoderCache(cache_of(past), cache_of(source))
-        for layer in self.decoder.layers:
-            hidden_states = layer(
-                hidden_states,
-                beam_mask.unsqueeze(1),
-                hidden_states,  # not read: the cache has the source's keys and values
-                source_mask(attention_mask),
-                cache=cache,
-            )
-        logits = self.lm_head(self.decoder.layer_norm(hidden_states))  # (B, n, V)
+        masks = beam_mask.unsqueeze(1), source_mask(attention_mask)
+        logits = self.logits(vectors, vectors, masks, cache)  # (B, n, V)
         if self.bias is not None and self.is_renormalized:
             logits = logits + self.bias
         log_probs = logits.log_softmax(-1)  # ReduceLogSumExp takes several times as long
