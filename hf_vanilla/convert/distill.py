@@ -12,15 +12,15 @@ import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.bleu import Scores
 from hf_vanilla.data.lines import check_text_file, read_lines, read_pairs
+from hf_vanilla.file_values import read_yaml
 from hf_vanilla.files import whole_folder, write_text
 from hf_vanilla.hub.card import ALIGNMENT_FILE, carry_over
 from hf_vanilla.loading import check_section, model_folder, read_settings
@@ -30,7 +30,7 @@ from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
 from hf_vanilla.text.loading import load_translator, require_float, require_own
 from hf_vanilla.text.shards import cell
 from hf_vanilla.text.translator import Translator
-from hf_vanilla.training.recipe import Recipe, read_recipe
+from hf_vanilla.training.recipe import Recipe, recipe_file, recipe_of
 from hf_vanilla.training.run import train
 
 from .export import QuantizeOptions, quantize_folder
@@ -43,6 +43,8 @@ BATCH_SIZES, ROUNDS = (1, 16, 64), 3
 LONGEST_RATIO, EXTRA = 3, 20  # characters of the longer side per character of the shorter one
 LOWEST_SHARE = 0.05  # of the translations, by score per token: dropped
 CARD_TITLE = "\n## Beside its teacher\n"
+# data of the student's recipe in place of which it gets its teacher's translations
+REPLACED = ("train_source", "train_target", "dataset", "dataset_config", "prepared")
 LAYERS = ("encoder_layers", "decoder_layers")
 
 
@@ -76,8 +78,8 @@ def distill(options: DistillOptions) -> str:
             teacher or other text, or no translation is left.
         OSError: a file or model cannot be read, or the folder cannot be written.
     """
-    initial = ["--initial_model", options.teacher] if options.has_model else []
-    recipe, output = read_recipe(["--recipe", options.student, *initial]), Path(options.output)
+    output = Path(options.output)
+    recipe = _student_recipe(options, output)
     _check_files(options, recipe)
     start = output / "start"
     candidates = CANDIDATES if options.has_model and options.target else 1
@@ -94,7 +96,12 @@ def distill(options: DistillOptions) -> str:
     _write_pairs(options, output, candidates)
     if options.has_model and not start.exists():
         write_layers(start, options.teacher, model, tokenizer, kept)
-    student = train(read_recipe(_training(options, recipe, output)))
+    file = output / "student.yaml"
+    if options.has_model:
+        recipe = replace(recipe, train=replace(recipe.train, initial_model=str(start)))
+    write_text(file, recipe.to_yaml())
+    logger.info("hf-vanilla train --recipe %s", shlex.quote(str(file)))
+    student = train(recipe)
     quantized = output / "student_int8"
     shutil.rmtree(quantized, ignore_errors=True)  # of fewer steps, or with other decoding
     line = ["--model", str(student), "--output", str(quantized)]
@@ -106,6 +113,20 @@ def distill(options: DistillOptions) -> str:
     text = card.read_text(encoding="utf-8").partition(CARD_TITLE)[0]
     write_text(card, f"{text.rstrip()}\n{CARD_TITLE}\n{table}")
     return table
+
+
+def _student_recipe(options: DistillOptions, output: Path) -> Recipe:
+    """The recipe of the student with the pairs that it will learn from."""
+    mixture: list[dict[str, Any]] = [
+        {"source": str(output / "train.source"), "target": str(output / "train.target")}
+    ]
+    if options.target:  # as in the recipe student_6_2
+        mixture[0]["weight"] = 2
+        mixture.append({"source": options.source, "target": options.target})
+    changes = {**dict.fromkeys(REPLACED), "mixture": mixture, "output_dir": str(output / "student")}
+    if options.has_model:
+        changes["initial_model"] = options.teacher
+    return recipe_of({**read_yaml(recipe_file(options.student)), **changes})
 
 
 def _shown(name: str, arguments: Sequence[str], options_class: type) -> Any:
@@ -261,28 +282,6 @@ def _best_translations(
 
 
 # --- student ------------------------------------------------------------------------------------
-
-
-def _training(options: DistillOptions, recipe: Recipe, output: Path) -> list[str]:
-    """The command line of the training, which is logged."""
-    mixture: list[dict[str, Any]] = [
-        {"source": str(output / "train.source"), "target": str(output / "train.target")}
-    ]
-    if options.target:  # as in the recipe student_6_2
-        mixture[0]["weight"] = 2
-        mixture.append({"source": options.source, "target": options.target})
-    given = {
-        "recipe": options.student,
-        "output_dir": str(output / "student"),
-        "mixture": yaml.safe_dump(mixture, default_flow_style=True, width=10_000).strip(),
-        **({"initial_model": str(output / "start")} if options.has_model else {}),
-    }
-    for name in ("validation_source", "validation_target", "source_language", "target_language"):
-        if (value := getattr(recipe.data, name)) is not None:
-            given[name] = value
-    line = [part for name, value in given.items() for part in (f"--{name}", value)]
-    logger.info("hf-vanilla train %s", shlex.join(line))
-    return line
 
 
 def _comparison(models: Sequence[str], recipe: Recipe) -> str:

@@ -422,7 +422,7 @@ def recipe_file(name: str, task: str | None = None) -> Path:
         return Path(name)
     if name not in shipped:
         known = [*shipped, AUTO] if task_entry(task or DEFAULT_TASK).auto else [*shipped]
-        close = difflib.get_close_matches(name, known, n=1)
+        close = difflib.get_close_matches(name, {*known} - {name}, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
         raise FileNotFoundError(f"{name}: no such file, and no recipe of that name; {hint}")
     return shipped[name]

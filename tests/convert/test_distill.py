@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,6 @@ from hf_vanilla.hub.card import languages_of, license_of
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.text.loading import demo_model, load_translator
-from hf_vanilla.training.recipe import read_recipe
 
 STUDENT = {"max_steps": 8, "warmup_steps": 2, "save_steps": 4, "trackers": ["none"]}
 
@@ -32,10 +32,9 @@ def quick(monkeypatch):
 
 
 def student(folder, corpus_files, **changes):
-    """The file of a student's recipe."""
+    """The file of a student's recipe, which has validation files alone."""
     files = {name: corpus_files[name] for name in corpus_files if name.startswith("validation")}
-    mixture = [{"source": corpus_files["train_source"], "target": corpus_files["train_target"]}]
-    recipe = {**small_run.TRAINING, **STUDENT, "mixture": mixture, **files, **changes}
+    recipe = {**small_run.TRAINING, **STUDENT, **files, **changes}
     path = folder / "student.yaml"
     path.write_text(yaml.safe_dump({**recipe, "trackers": "none"}), encoding="utf-8")
     return str(path)
@@ -100,7 +99,8 @@ def test_a_student_is_trained_quantized_and_compared_and_a_second_call_changes_n
 
 def test_the_size_of_a_model_of_the_package_is_in_the_table(corpus_files, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "times_as_fast", lambda *_: [1.0])
-    recipe = read_recipe(["--recipe", student(tmp_path, corpus_files, model=small_run.MODEL)])
+    file = student(tmp_path, corpus_files, model=small_run.MODEL)
+    recipe = module._student_recipe(options_of(tmp_path, "numbers", corpus_files, file), tmp_path)
     size = sum(file.stat().st_size for file in Path(demo_model()).glob("*.safetensors")) / 1e6
     table = module._comparison(["numbers"], recipe)
     assert table.splitlines()[2].startswith(f"| numbers | {size:.1f} | ")
@@ -125,7 +125,8 @@ def test_the_first_and_the_last_layers_and_those_evenly_between_are_kept(tmp_pat
     sizes = {**small_run.MODEL, "vocab_size": 11, "encoder_layers": 5, "decoder_layers": 3}
     model = VanillaForConditionalGeneration(VanillaConfig(**sizes))
     wanted = {"encoder_layers": 3, "decoder_layers": 1}
-    recipe = module.read_recipe(["--recipe", student(tmp_path, corpus_files, model=wanted)])
+    options = options_of(tmp_path, "numbers", corpus_files, student(tmp_path, corpus_files))
+    recipe = replace(module._student_recipe(options, tmp_path), model=wanted)
     kept = module._initial_layers("teacher", model, recipe)
     assert kept == {"encoder_layers": [0, 2, 4], "decoder_layers": [0]}
     third = model.model.encoder.layers[2]
