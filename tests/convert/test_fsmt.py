@@ -131,7 +131,7 @@ def test_older_files_have_pickled_tensors_and_decoding_in_the_config(tmp_path):
         ("generation_config.json", '{"pad_token_id": [1]}', r"pad_token_id=\[1\]: give a token id"),
         ("generation_config.json", '{"early_stopping": [1]}', r"early_stopping=\[1\]: give true,"),
         ("generation_config.json", "{", "generation_config.json is damaged"),
-        ("generation_config.json", '{"num_beams": 0}', "num_beams=0: give a positive number"),
+        ("generation_config.json", '{"num_beams": 0}', "num_beams=0: give a whole number"),
         (
             "generation_config.json",
             '{"eos_token_id": [2, null]}',

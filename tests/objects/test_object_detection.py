@@ -217,7 +217,7 @@ def test_processes_and_micro_batches_give_the_same_weights(processes, tmp_path):
 def test_orders_never_repeat_a_scene_and_cut_a_step(tmp_path):
     task = prepare(recipe(tmp_path))
     assert [task.order(2)[number] for number in range(3)] == [[0, 1], [2, 3], [4, 5]]
-    with pytest.raises(ValueError, match="give a multiple of the 3"):
+    with pytest.raises(ValueError, match="cut into 3 equal micro-batches: make it a multiple"):
         task.order(3)
 
 
