@@ -380,7 +380,9 @@ def classification_loss(
     total, count = _total(problem_type, logits.float(), labels, smoothing)
     if num_items_in_batch is None:
         return total / count
-    return total / torch.as_tensor(num_items_in_batch, device=total.device)
+    if isinstance(num_items_in_batch, Tensor):
+        num_items_in_batch = num_items_in_batch.to(total.device)
+    return total / num_items_in_batch
 
 
 def _total(
