@@ -14,6 +14,7 @@ from typing import Any
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME
 
 from hf_vanilla.families import DEFAULT_TASK, TASKS, TaskEntry, load_part, task_entry, task_of_type
@@ -48,8 +49,7 @@ def read_settings(name: str | Path) -> dict[str, Any]:
     if not Path(name).is_dir() and parent != Path() and parent.is_dir():
         raise FileNotFoundError(f"{name}: no such folder")
     with _one_line(name, "config.json"):
-        if not Path(name).is_dir():
-            _check_hub_answers(str(name))
+        _check_hub_answers(name)
         settings, _ = PreTrainedConfig.get_config_dict(str(name))
         _check_sizes(settings)
     return settings
@@ -71,6 +71,8 @@ def load_saved(kind: Any, name: str | Path, **options: Any) -> Any:
     if issubclass(kind, PreTrainedConfig) or kind.__name__ == "AutoConfig":
         read_settings(name)
     with _one_line(name, kind.__name__):
+        if kind.__name__ == "AutoTokenizer":
+            _check_hub_answers(name)
         return kind.from_pretrained(str(name), trust_remote_code=False, **options)
 
 
@@ -234,16 +236,19 @@ def found_on_hub(name: str | Path, *, is_model: bool = True) -> Iterator[None]:
         raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}{own}") from None
 
 
-def _check_hub_answers(name: str) -> None:
-    """Ask the Hub once for a model that is not cached; the client asks for half a minute.
+def _check_hub_answers(name: str | Path) -> None:
+    """Ask the Hub once for what is not here or cached; the client asks for half a minute.
 
     Raises:
         ConnectionError: there is no answer.
     """
-    if isinstance(try_to_load_from_cache(name, CONFIG_NAME), str):
+    cached = (
+        try_to_load_from_cache(str(name), file) for file in (CONFIG_NAME, TOKENIZER_CONFIG_FILE)
+    )
+    if Path(name).is_dir() or any(isinstance(file, str) for file in cached):
         return
     try:
-        get_hf_file_metadata(hf_hub_url(name, CONFIG_NAME))
+        get_hf_file_metadata(hf_hub_url(str(name), CONFIG_NAME))
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):
         return  # loading the model says more
     except Exception as error:  # of httpx or of httpx2, depending on the client's version

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from detection_files import tiny_detector
 from image_models import vit
 from safetensors.torch import load_file, save_file
 from scene_models import scene_model
-from transformers import ViTImageProcessorPil
+from transformers import AutoTokenizer, ViTImageProcessorPil
 
 from hf_vanilla import (
     VanillaAgentFormerConfig,
@@ -22,7 +23,14 @@ from hf_vanilla import (
 )
 from hf_vanilla.hub.card import hub_id, languages_of
 from hf_vanilla.images.classifier import load_classifier
-from hf_vanilla.loading import found_on_hub, load_folder, load_rows, model_folder, read_settings
+from hf_vanilla.loading import (
+    found_on_hub,
+    load_folder,
+    load_rows,
+    load_saved,
+    model_folder,
+    read_settings,
+)
 from hf_vanilla.models.quantization_vanilla import quantize
 from hf_vanilla.objects.detector import load_detector
 from hf_vanilla.text.alignments import saved_head
@@ -216,7 +224,8 @@ def test_text_on_stdin_never_consents_to_running_the_code_of_a_model(program, tm
     assert not mark.exists()
 
 
-def test_a_hub_that_does_not_answer_is_asked_once_and_named_in_one_line(monkeypatch):
+@pytest.mark.parametrize("load", [read_settings, partial(load_saved, AutoTokenizer)])
+def test_a_hub_that_does_not_answer_is_asked_once_and_named_in_one_line(monkeypatch, load):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     asked = []
 
@@ -226,5 +235,5 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_named_in_one_line(monkeypa
 
     monkeypatch.setattr("hf_vanilla.loading.hf_hub_url", address)
     with pytest.raises(OSError, match=r"^nothing/there: no such folder, .* no answer \(.*refused"):
-        read_settings("nothing/there")
+        load("nothing/there")
     assert asked == [("nothing/there", "config.json")]

@@ -29,6 +29,9 @@ NOTE = (
     "four, come out wrong"
 )
 FACTS = "facts.json"  # of a demo model
+_EXPORTED = (
+    "{} is a model for {}: translate with --engine {}, or give the model that it was exported from"
+)
 
 
 def load_translator(
@@ -53,15 +56,14 @@ def load_translator(
                 f"{name} is an adapter of PEFT, without its model: give what "
                 "model.merge_and_unload().save_pretrained wrote, with the tokenizer"
             )
+        if (Path(name) / "decoder.onnx").is_file():
+            raise ValueError(_EXPORTED.format(name, "ONNX Runtime", "onnx"))
         raise ValueError(
             f"{name} is not a model folder: it has no config.json; "
             "give the folder that training or save_pretrained wrote"
         )
     if (Path(name) / "model.bin").is_file() and (Path(name) / "config.json").is_file():
-        raise ValueError(
-            f"{name} is a model for CTranslate2: translate with --engine ctranslate2, or give the "
-            "model that it was exported from"
-        )
+        raise ValueError(_EXPORTED.format(name, "CTranslate2", "ctranslate2"))
     place = None if device is None else torch.device(device)
     return load_in(name, dtype, place), load_saved(AutoTokenizer, name)
 

@@ -165,6 +165,9 @@ def test_each_engine_refuses_a_folder_of_the_other(exported, trained_run, tmp_pa
         CTranslate2Engine(trained_run)
     with pytest.raises(ValueError, match="is a model for CTranslate2: translate with --engine"):
         load_translator(str(exported))
+    (tmp_path / "decoder.onnx").touch()
+    with pytest.raises(ValueError, match="is a model for ONNX Runtime: translate with --engine"):
+        load_translator(str(tmp_path))
 
 
 def test_the_exported_vocabulary_has_the_tokens_in_the_order_of_their_ids(exported, trained):
