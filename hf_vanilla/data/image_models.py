@@ -54,7 +54,8 @@ def load_image_model(
         OSError: nothing is found under that name.
     """
     if (kind := read_settings(name).get("model_type")) != model_type:
-        raise ValueError(f"{name} is a model of type {kind!r}: {remedy}")
+        found = f"is a model of type {kind!r}" if kind else "has no config.json of a model"
+        raise ValueError(f"{name} {found}: {remedy}")
     processor = load_image_processor(name)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return load_model(auto_class, name).to(device), processor

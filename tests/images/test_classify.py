@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from transformers import ViTConfig, ViTForImageClassification, pipeline
 
 from hf_vanilla.data import image_models
-from hf_vanilla.data.image_models import image_paths
+from hf_vanilla.data.image_models import image_paths, load_image_model
 from hf_vanilla.data.images import read_image_folder
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import classify_files, load_classifier, read_classification
@@ -212,3 +212,10 @@ def test_probabilities_sum_to_one_and_ignore_batch_mates(folder):
     found = classifier.probabilities(images)
     assert_close(found.sum(-1), torch.ones(3))
     assert_close(classifier.probabilities(images[1:2])[0], found[1])
+
+
+def test_a_folder_without_a_model_is_named_so(tmp_path):
+    with pytest.raises(ValueError, match=r"has no config\.json of a model: give an"):
+        load_image_model(
+            str(tmp_path), None, model_type="vanilla_vit", remedy="give an image model"
+        )
