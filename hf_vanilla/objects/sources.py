@@ -99,32 +99,7 @@ def read_coco(path: Path, folder: Path | None = None) -> DetectionImages:
     _refuse_twice(image_ids, f"{path}: image id")
     _refuse_twice(files, f"{path}: image")
     label_of = {category: label for label, category in enumerate(ids)}
-    # label, corners, whether it is a crowd, and area of each object
-    by_image: dict[Any, list[tuple[Any, ...]]] = {number: [] for number in image_ids}
-    for entry in content["annotations"]:
-        item = f"{path}: annotation {entry.get('id')}"
-        if entry.get("image_id") not in by_image:
-            raise ValueError(
-                f"{item} is of image_id={entry.get('image_id')!r}, which is not among the "
-                f"{len(by_image)} images: add the image or remove the annotation"
-            )
-        if entry.get("category_id") not in label_of:
-            raise ValueError(
-                f"{item} has category_id={entry.get('category_id')!r}; the categories are "
-                f"{ids[:20]}: add it to the categories or correct the annotation"
-            )
-        if "bbox" not in entry:
-            raise ValueError(
-                f"{item} has no bbox: export boxes, not segmentation alone, from the labelling tool"
-            )
-        by_image[entry["image_id"]].append(
-            (
-                label_of[entry["category_id"]],
-                _corners_of(entry["bbox"], item),
-                _number(entry, "iscrowd", 0, item) != 0,
-                _number(entry, "area", np.nan, item),
-            )
-        )
+    by_image = _objects_by_image(content, label_of, path)
     root = folder or path.parent
     sizes = [_size_of(entry, root) for entry in content["images"]]
     return DetectionImages(
@@ -141,6 +116,38 @@ def read_coco(path: Path, folder: Path | None = None) -> DetectionImages:
         origin=str(path),
         files=[root / file for file in files],
     )
+
+
+def _objects_by_image(
+    content: dict[str, Any], label_of: dict[Any, int], path: Path
+) -> dict[Any, list[tuple[Any, ...]]]:
+    """Label, corners, whether it is a crowd, and area of each object, by the id of its image."""
+    by_image: dict[Any, list[tuple[Any, ...]]] = {entry["id"]: [] for entry in content["images"]}
+    for entry in content["annotations"]:
+        item = f"{path}: annotation {entry.get('id')}"
+        if entry.get("image_id") not in by_image:
+            raise ValueError(
+                f"{item} is of image_id={entry.get('image_id')!r}, which is not among the "
+                f"{len(by_image)} images: add the image or remove the annotation"
+            )
+        if entry.get("category_id") not in label_of:
+            raise ValueError(
+                f"{item} has category_id={entry.get('category_id')!r}; the categories are "
+                f"{[*label_of][:20]}: add it to the categories or correct the annotation"
+            )
+        if "bbox" not in entry:
+            raise ValueError(
+                f"{item} has no bbox: export boxes, not segmentation alone, from the labelling tool"
+            )
+        by_image[entry["image_id"]].append(
+            (
+                label_of[entry["category_id"]],
+                _corners_of(entry["bbox"], item),
+                _number(entry, "iscrowd", 0, item) != 0,
+                _number(entry, "area", np.nan, item),
+            )
+        )
+    return by_image
 
 
 def _coco_content(path: Path) -> dict[str, Any]:

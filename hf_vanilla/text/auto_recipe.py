@@ -2,10 +2,9 @@
 
 import logging
 import math
-from collections import namedtuple
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hf_vanilla.data.lines import check_text_file, read_lines
 from hf_vanilla.options import made_options
@@ -17,12 +16,22 @@ from .options import TranslationDataOptions
 logger = logging.getLogger(__name__)
 
 
-# settings for a number of pairs; encoder and decoder have the same sizes
-AutoRow = namedtuple(
-    "AutoRow",
-    "pairs vocab_size d_model layers heads ffn_dim dropout max_steps warmup_steps learning_rate "
-    "tokens_per_step",
-)
+class AutoRow(NamedTuple):
+    """Settings for a number of pairs; encoder and decoder have the same sizes."""
+
+    pairs: int
+    vocab_size: int
+    d_model: int
+    layers: int
+    heads: int
+    ffn_dim: int
+    dropout: float
+    max_steps: int
+    warmup_steps: int
+    learning_rate: float
+    tokens_per_step: int
+
+
 ROWS = (
     AutoRow(1_000, 1_000, 128, 2, 4, 256, 0.3, 1_200, 150, 5e-3, 2_048),
     AutoRow(3_000, 2_000, 128, 2, 4, 256, 0.2, 2_000, 300, 5e-3, 2_048),

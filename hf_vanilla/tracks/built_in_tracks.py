@@ -205,7 +205,6 @@ def junctions(*, scenes: int, seed: int) -> Junctions:
     branches = np.stack(free, axis=1)
     cases = [(situation == case)[:, None] for case in (LEADER, YIELD)]
 
-    # the arriving car
     turn = np.array(TURNS)[branch]
     stopped = _braking(speed, onset + DELAY, np.full_like(speed, BRAKING))
     in_line = np.where(brakes[:, None], stopped, speed[:, None])  # straight up to the junction
@@ -213,37 +212,53 @@ def junctions(*, scenes: int, seed: int) -> Junctions:
     speeds = np.select(cases, [in_line, waiting], _turning(speed, turn))
     first = _track(layout, arm, turn, -(gap + HEADWAY * is_behind), speeds)
 
-    # the car ahead, the car from the right, or one that waits far away on another arm
     stopped = _braking(speed, onset, np.full_like(speed, BRAKING))
-    speeds = np.where((brakes & is_behind)[:, None], stopped, speed[:, None])
-    straight = np.where((arm + 2) % 4 == closed, 1, 2)
-    leader = _track(layout, arm, straight, -gap, speeds)
-    right = (arm + 1) % 4
-    turn = np.array(TURNS)[_turns(draw, right, closed)[0]]
-    from_right = _track(layout, right, turn, -0.8 * gap, _turning(speed, turn))
-    side = (arm + 2) % 4
-    side = np.where(side == closed, (arm + 3) % 4, side)
-    parked = _in_lane(layout, side, draw.uniform(10, 30, (scenes, 1)))
-    second = np.select([case[:, None] for case in cases], [leader, from_right], parked)
-
-    # one that leaves at constant speed
+    of_leader = np.where((brakes & is_behind)[:, None], stopped, speed[:, None])
+    others = _others(draw, layout, arm, speed, gap, of_leader)
+    second = np.select([case[:, None] for case in cases], others[:2], others[2])
     leaving = (arm + draw.integers(1, 4, scenes)) % 4
-    out = layout.arm(np.where(leaving == closed, arm, leaving))
-    start, pace = draw.uniform(5, 25, (scenes, 1)), draw.uniform(5, 9, (scenes, 1))
-    along = start + pace * STEP_SECONDS * np.arange(JUNCTION_STEPS)
-    lane = EDGE * out + OFFSET * _right_of(out)
-    third = layout.middle + lane[:, None] + along[..., None] * out[:, None]
-
+    third = _leaving(draw, layout, np.where(leaving == closed, arm, leaving))
     tracks = np.stack((first, second, third), axis=1)
     tracks = tracks + draw.normal(0, NOISE, tracks.shape)
     maps = _maps(layout, arm, situation == YIELD, seed)
+    kinds, sizes = _kinds_and_sizes(scenes, seed)
+    return Junctions(tracks, maps, kinds, sizes, situation, brakes, branch, branches, odds)
 
-    # a generator of their own leaves the tracks as they are without kinds and sizes
+
+def _others(
+    draw: np.random.Generator,
+    layout: Layout,
+    arm: np.ndarray,
+    speed: np.ndarray,
+    gap: np.ndarray,
+    of_leader: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The car ahead, the car from the right, and one that waits far away on another arm."""
+    straight = np.where((arm + 2) % 4 == layout.closed, 1, 2)
+    leader = _track(layout, arm, straight, -gap, of_leader)
+    right = (arm + 1) % 4
+    turn = np.array(TURNS)[_turns(draw, right, layout.closed)[0]]
+    from_right = _track(layout, right, turn, -0.8 * gap, _turning(speed, turn))
+    side = (arm + 2) % 4
+    side = np.where(side == layout.closed, (arm + 3) % 4, side)
+    return leader, from_right, _in_lane(layout, side, draw.uniform(10, 30, (len(arm), 1)))
+
+
+def _leaving(draw: np.random.Generator, layout: Layout, arm: np.ndarray) -> np.ndarray:
+    """Tracks `(S, L, 2)` of cars that leave by an arm at constant speed."""
+    out, shape = layout.arm(arm), (len(arm), 1)
+    start, pace = draw.uniform(5, 25, shape), draw.uniform(5, 9, shape)
+    along = start + pace * STEP_SECONDS * np.arange(JUNCTION_STEPS)
+    lane = EDGE * out + OFFSET * _right_of(out)
+    return layout.middle + lane[:, None] + along[..., None] * out[:, None]
+
+
+def _kinds_and_sizes(scenes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Kinds and sizes; a generator of their own leaves the tracks as they are without them."""
     draw = np.random.default_rng((3, seed))
     kind = (draw.random((scenes, JUNCTION_CARS, 1)) > KIND_ODDS.cumsum()).sum(axis=-1).clip(max=2)
     sizes = KIND_SIZES[kind] * draw.uniform(0.9, 1.1, (scenes, JUNCTION_CARS, 1))
-    kinds = np.array(CAR_KINDS, object)[kind]
-    return Junctions(tracks, maps, kinds, sizes, situation, brakes, branch, branches, odds)
+    return np.array(CAR_KINDS, object)[kind], sizes
 
 
 def _turns(
