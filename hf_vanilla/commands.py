@@ -290,8 +290,9 @@ def run(
             lines = [f"error: {_one_line(error)}", *(f"  {line}" for line in error.examples)]
             print("\n".join(lines), file=sys.stderr)  # noqa: T201
             sys.exit(USAGE_STATUS)
-        except FileNotFoundError as error:
-            sys.exit(f"error: {f'{error.filename}: no such file' if error.filename else error}")
+        except (FileNotFoundError, IsADirectoryError) as error:
+            reason = f"{error.filename}: {error.strerror.lower()}" if error.filename else error
+            sys.exit(f"error: {reason}")
         except (ValueError, OSError, ImportError, StrictDataclassError) as error:
             logger.debug("traceback", exc_info=True)
             # the remedy of transformers' message is not that of this package
@@ -396,7 +397,11 @@ def _lack_of_memory(error: Exception) -> str:
     )
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
+    from huggingface_hub.errors import StrictDataclassError
+
+    if isinstance(error, StrictDataclassError):  # of a config; it only adds the validator's name
+        error = error.__cause__ or error
     return " ".join(str(error).split())
 
 

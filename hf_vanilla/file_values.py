@@ -141,7 +141,12 @@ def checked(value: Any, kinds: type | tuple[type, ...], name: str) -> Any:
 
 
 def check_names(
-    section: str, given: Any, known: Collection[str], *, error: type[ValueError] = ValueError
+    section: str,
+    given: Any,
+    known: Collection[str],
+    *,
+    elsewhere: Collection[str] = (),
+    error: type[ValueError] = ValueError,
 ) -> None:
     """Refuse a name that is not known, and suggest the one that was meant.
 
@@ -149,6 +154,7 @@ def check_names(
         section: where the names were given, for the message.
         given: a dict by name.
         known: all names there are.
+        elsewhere: names of other sections, which an unknown one may mean.
         error: what to raise for an unknown name.
 
     Raises:
@@ -158,6 +164,6 @@ def check_names(
         raise ValueError(f"{section} must hold keys and values, not {shown(given)}")
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
+            close = difflib.get_close_matches(str(name), [*known, *elsewhere], n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
             raise error(f"{section}: unknown key {shown(name)}; {hint}")

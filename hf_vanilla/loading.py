@@ -164,9 +164,12 @@ def load_rows(name: str, *config: str | None, **options: Any) -> Any:
         ValueError: the dataset is damaged, or needs code of its own.
         OSError: nothing is found under that name.
     """
-    from datasets import load_dataset  # takes a second
+    from datasets import config as of_datasets  # takes a second
+    from datasets import load_dataset
 
     with _one_line(name, "dataset"):
+        if not Path(of_datasets.HF_DATASETS_CACHE, name.replace("/", "___")).exists():
+            _check_hub_answers(name, repo_type="dataset")
         return load_dataset(name, *config, **options)
 
 
@@ -233,22 +236,24 @@ def found_on_hub(name: str | Path, *, is_model: bool = True) -> Iterator[None]:
         reason = str(error).splitlines()[0]
         has_own = is_model and "/" not in str(name)
         own = f"; the package has {', '.join(DEMO_MODELS)}" if has_own else ""
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}{own}") from None
+        here = "folder" if is_model else "file or folder"
+        raise OSError(f"{name}: no such {here}, and not found on the Hub: {reason}{own}") from None
 
 
-def _check_hub_answers(name: str | Path) -> None:
+def _check_hub_answers(name: str | Path, repo_type: str = "model") -> None:
     """Ask the Hub once for what is not here or cached; the client asks for half a minute.
 
     Raises:
         ConnectionError: there is no answer.
     """
     cached = (
-        try_to_load_from_cache(str(name), file) for file in (CONFIG_NAME, TOKENIZER_CONFIG_FILE)
+        try_to_load_from_cache(str(name), file, repo_type=repo_type)
+        for file in (CONFIG_NAME, TOKENIZER_CONFIG_FILE)
     )
     if Path(name).is_dir() or any(isinstance(file, str) for file in cached):
         return
     try:
-        get_hf_file_metadata(hf_hub_url(str(name), CONFIG_NAME))
+        get_hf_file_metadata(hf_hub_url(str(name), CONFIG_NAME, repo_type=repo_type))
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):
         return  # loading the model says more
     except Exception as error:  # of httpx or of httpx2, depending on the client's version

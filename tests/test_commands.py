@@ -243,6 +243,8 @@ def test_output_is_utf8_in_any_locale():
         (["train", "--recipe", "numbrs"], 1, "did you mean 'numbers'?"),
         (["train", "--max_stepz", "3"], 2, "did you mean --max_steps?"),
         (["train", "--vocab_size", "600"], 2, "did you mean --model.vocab_size?"),
+        (["train", "--recipe", "numbers", "--model.d_model", "63"], 1, "error: d_model=63 is"),
+        (["evaluate", "--translations", ".", "--reference", "."], 1, "error: .: is a directory"),
         (["train", "--num_beams", "5"], 2, "did you mean --decoding.num_beams?"),
         (["evaluate"], 2, "missing: --reference; see --help"),
         (["evaluate", "--reference", "r"], 2, "give --model MODEL --source FILE, or --transl"),

@@ -205,7 +205,7 @@ def test_an_unknown_dataset_is_not_told_with_models(monkeypatch):
         raise FileNotFoundError("not there")
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    with pytest.raises(OSError, match=r"^help: no such folder, and not .* Hub: not there$"):
+    with pytest.raises(OSError, match=r"^help: no such file or folder, and not .* not there$"):
         load_rows("help")
 
 
@@ -224,16 +224,18 @@ def test_text_on_stdin_never_consents_to_running_the_code_of_a_model(program, tm
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("load", [read_settings, partial(load_saved, AutoTokenizer)])
+@pytest.mark.parametrize("load", [read_settings, partial(load_saved, AutoTokenizer), load_rows])
 def test_a_hub_that_does_not_answer_is_asked_once_and_named_in_one_line(monkeypatch, load):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     asked = []
 
-    def address(*parts):
-        asked.append(parts)
+    def address(*parts, repo_type):
+        asked.append((*parts, repo_type))
         return "http://127.0.0.1:9/config.json"  # nobody listens there
 
     monkeypatch.setattr("hf_vanilla.loading.hf_hub_url", address)
-    with pytest.raises(OSError, match=r"^nothing/there: no such folder, .* no answer \(.*refused"):
+    with pytest.raises(
+        OSError, match=r"^nothing/there: no such .*folder, .* no answer \(.*refused"
+    ):
         load("nothing/there")
-    assert asked == [("nothing/there", "config.json")]
+    assert asked == [("nothing/there", "config.json", "dataset" if load is load_rows else "model")]

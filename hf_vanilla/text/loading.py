@@ -103,7 +103,7 @@ def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTra
         return quantize(model) if used == "int8" else model.to(place)
     if dtype in ("float32", "bfloat16"):
         raise ValueError(
-            f"{name} has int8 weights: dtype={dtype!r} needs the float model that was quantized"
+            f"{name} has int8 weights: for {dtype}, give the float model that was quantized"
         )
     _require_cpu(f"{name} has int8 weights; int8", device)
     return model

@@ -185,13 +185,15 @@ class Recipe:
             ValueError: its recipe is damaged, or of an earlier version.
             OSError: its recipe cannot be read.
         """
-        earlier = read_recipe(["--recipe", str(folder / RECIPE_FILE)])
-        before, now = (
-            {"task": recipe.task, **asdict(recipe.train), **asdict(recipe.data)} | recipe._sections
-            for recipe in (earlier, self)
-        )
-        changed = sorted(n for n in now if n not in free and before.get(n) != now[n])
-        return ", ".join(f"{n} ({before.get(n)!r}, now {now[n]!r})" for n in changed)
+        both: list[dict[str, Any]] = []
+        for recipe in (read_recipe(["--recipe", str(folder / RECIPE_FILE)]), self):
+            values = {"task": recipe.task, **asdict(recipe.train), **asdict(recipe.data)}
+            values = {n: v for n, v in (values | recipe._sections).items() if n not in free}
+            sections = {n: values.pop(n) for n, v in [*values.items()] if isinstance(v, dict)}
+            both.append(values | {f"{n}.{k}": v for n in sections for k, v in sections[n].items()})
+        before, now = both
+        changed = sorted(n for n in before | now if before.get(n) != now.get(n))
+        return ", ".join(f"{n} ({before.get(n)!r}, now {now.get(n)!r})" for n in changed)
 
     @property
     def _sections(self) -> dict[str, dict[str, Any]]:
@@ -271,12 +273,12 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     elsewhere += [f"adam.{declared.name}" for declared in fields(Adam)]
     kinds = (RecipeChoice, *classes)
     given = parsed_values(kinds, rest, epilog=RECIPE_HELP, elsewhere=elsewhere)
-    given = merged(_checked(options, names, classes), {**given, **sections}, MERGED)
+    given = merged(_checked(options, names, elsewhere, classes), {**given, **sections}, MERGED)
     if is_auto:
         if not entry.auto:
             raise ValueError(f"recipe auto is of task {DEFAULT_TASK}, not of {task}: name a recipe")
         file = load_part(entry.auto)(given)
-    values = _checked(file, names, classes)
+    values = _checked(file, names, elsewhere, classes)
     # data chosen beside a file replaces all options of the file that describe data
     if noted(classes[1], "chooses_data") & given.keys():
         of_data = {name for kind in classes for name in noted(kind, "of_data")}
@@ -338,10 +340,13 @@ def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(
-    values: Mapping[str, Any], names: Sequence[str], classes: Sequence[type]
+    values: Mapping[str, Any],
+    names: Sequence[str],
+    elsewhere: Sequence[str],
+    classes: Sequence[type],
 ) -> dict[str, Any]:
     """Values of a file without those that are null, after a check of their names and types."""
-    check_names("recipe", values, names)
+    check_names("recipe", values, names, elsewhere=elsewhere)
     sections = {name: values[name] for name in SECTIONS if values.get(name) is not None}
     for name, section in sections.items():
         check_names(name, section, section)  # that it holds keys and values

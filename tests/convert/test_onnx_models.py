@@ -318,7 +318,7 @@ def check_forecasts_of_a_table(folder, past, seen, theirs):
     done = typed(folder, "forecast.py", "5", text=f"\ufeff{table}")  # as spreadsheets write it
     assert (done.returncode, done.stderr) == (0, "")
     assert typed(folder, "forecast.py", text=table).stdout == done.stdout  # frames by 5 are found
-    as_floats = re.sub(r"^(\d+),", r"\1.0,", table, flags=re.MULTILINE)
+    as_floats = re.sub(r"^(\d+),", r"\1.000,", table, flags=re.MULTILINE)
     assert typed(folder, "forecast.py", text=as_floats).stdout == done.stdout
     tracks, probabilities = theirs.predict(past, seen)
     modes = tracks.shape[1]

@@ -309,10 +309,19 @@ def test_another_option_leaves_the_files_data_alone(write):
         ("model:\n  d_modle: 5\n", "model: unknown key 'd_modle'; did you mean 'd_model'"),
         ("decoding:\n  num_beam: 5\n", "decoding: unknown key 'num_beam'; did you mean"),
         ("zzz: 5\n", "recipe: unknown key 'zzz'; known: adam"),
+        ("vocab_size: 5\n", "recipe: unknown key 'vocab_size'; did you mean 'model.vocab_size'"),
         ("model:\n  num_beams: 5\n", "model: unknown key 'num_beams'"),
         ("model:\n  pad_token_id: 3\n", "model.pad_token_id=3: it follows from the data"),
     ],
-    ids=["recipe", "model", "decoding", "unlike any", "another section's", "of the data"],
+    ids=[
+        "recipe",
+        "model",
+        "decoding",
+        "unlike any",
+        "of model",
+        "another section's",
+        "of the data",
+    ],
 )
 def test_a_misspelled_key_is_named_with_the_right_one(write, text, message):
     with pytest.raises(ValueError, match=message):

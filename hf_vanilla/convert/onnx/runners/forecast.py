@@ -57,7 +57,7 @@ if __name__ == "__main__":
             raise ValueError(f"no column {', '.join(sorted(missing))}; commas separate columns")
         seen: dict[tuple[str, int], tuple[float, float]] = {}
         for r in rows:
-            if (row := (r["agent"], int(str(r["frame"]).removesuffix(".0")))) in seen:
+            if (row := (r["agent"], int(f"{float(r['frame']):.15g}"))) in seen:
                 raise ValueError(f"agent {row[0]} is twice in frame {row[1]}: one scene at a time")
             seen[row] = (float(r["x"]), float(r["y"]))
         if stride is None:
