@@ -19,7 +19,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.file_values import checked
-from hf_vanilla.loading import found_on_hub, read_settings
+from hf_vanilla.loading import one_line, read_settings
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.text.loading import load_translator, require_float
 
@@ -116,6 +116,29 @@ def load_encoder_decoder(
     return model, tokenizer
 
 
+def read_weights(source: Path) -> dict[str, Tensor]:
+    """The tensors by name of a checkpoint file, at its top or under `model`, or of a model folder.
+
+    Raises:
+        ValueError: a file is as `read_checkpoint` refuses it, or holds something else; or the
+            folder has none.
+        OSError: there is no such file.
+    """
+    files = [source]
+    if source.is_dir():
+        files = sorted(source.glob("*.safetensors")) or sorted(source.glob("pytorch_model*.bin"))
+    if not files:
+        raise ValueError(f"{source} has neither model.safetensors nor pytorch_model.bin")
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        content = read_checkpoint(file)
+        content = content.get("model", content) if isinstance(content, dict) else None
+        if not is_state_dict(content):
+            raise ValueError(f"{file} holds no state dict, at its top or under 'model'")
+        weights |= content
+    return weights
+
+
 def is_state_dict(content: Any) -> TypeGuard[dict[str, Tensor]]:
     """Whether part of a checkpoint is tensors by name."""
     return isinstance(content, dict) and all(
@@ -135,12 +158,12 @@ def local_folder(name: str, files: Sequence[str] | None = None) -> Path:
     """
     if Path(name).is_dir():
         return Path(name)
-    with found_on_hub(name):
+    with one_line(name, "files"):
         return Path(snapshot_download(name, allow_patterns=files))
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an `.npz` file; numpy reads plain ones only, so no code can run.
+def read_arrays(path: Path) -> dict[str, Tensor]:
+    """All arrays of an `.npz` file as tensors; numpy reads plain ones only, so no code can run.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -152,12 +175,34 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} cannot be read (it is no zip archive): download it again")
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            return {name: torch.from_numpy(file[name]) for name in file.files}
     except Exception as error:  # damaged files raise many different exceptions
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         if "allow_pickle" in reason:
             raise ValueError(f"{path} has object arrays, which can run code: no model") from None
         raise ValueError(f"{path} cannot be read ({reason}): download it again") from None
+
+
+def pieces_by_id(path: Path, ids: Mapping[str, Any], size: int) -> list[str]:
+    """The pieces of a vocabulary in the order of their ids.
+
+    Args:
+        path: of its file, for messages.
+        ids: by piece, as the file has them.
+        size: how many there must be.
+
+    Raises:
+        ValueError: the ids are not 0 to `size - 1`, each once.
+    """
+    for piece, number in ids.items():
+        if type(number) is not int:
+            raise ValueError(f"{path}: piece {piece!r} has the id {number!r}: give an integer")
+    ordered = sorted(ids, key=lambda piece: ids[piece])
+    wrong = [piece for number, piece in enumerate(ordered) if ids[piece] != number]
+    if wrong or len(ids) != size:
+        found = f"piece {wrong[0]!r} has the id {ids[wrong[0]]}" if wrong else f"it has {len(ids)}"
+        raise ValueError(f"{path} must have the ids 0 to {size - 1}, each once, and {found}")
+    return ordered
 
 
 def _checked_path(path: Path) -> Path:
