@@ -286,23 +286,18 @@ def show_image(panel: Any, image: Any, weights: Any = None) -> None:
 
 # --- the figures by name, and their one command line ---------------------------------------------
 
-# figures of no task -> import strings of the function that draws it and of its options
-OF_NO_TASK: dict[str, tuple[str, str]] = {
-    "curves": ("hf_vanilla.plots.curves:plot_curves", "hf_vanilla.plots.curves:PlotCurvesOptions"),
-}
 
-
-def all_figures() -> dict[str, tuple[str, str]]:
-    """Every figure by name, with the import strings of its function and of its options."""
+def all_figures() -> dict[str, str]:
+    """Every figure by name, with the import string of its function and its options."""
     of_tasks = {name: parts for entry in TASKS.values() for name, parts in entry.figures.items()}
-    return OF_NO_TASK | of_tasks
+    return {"curves": "hf_vanilla.plots.curves:plot_curves,PlotCurvesOptions"} | of_tasks
 
 
 def plot(choice: tuple[str, Any]) -> Path:
     """Draw what `read_plot` read; returns the file."""
     name, options = choice
-    draw, _ = all_figures()[name]
-    return load_part(draw)(options)
+    draw, _ = load_part(all_figures()[name])
+    return draw(options)
 
 
 def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
@@ -314,8 +309,8 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
     """
     if arguments and arguments[0] in ("-h", "--help"):
         lines = [
-            f"  {name:12} {(load_part(options).__doc__ or '').splitlines()[0]}"
-            for name, (_, options) in all_figures().items()
+            f"  {name:12} {(load_part(parts)[1].__doc__ or '').splitlines()[0]}"
+            for name, parts in all_figures().items()
         ]
         parser = ArgumentParser(
             usage="%(prog)s FIGURE [options]; %(prog)s FIGURE --help",
@@ -328,4 +323,5 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
     name = arguments[0].replace("-", "_")
     figures = all_figures()
     check_names("figures", {name: None}, figures, error=UsageError)
-    return name, parse_options(load_part(figures[name][1]), arguments[1:], chosen=arguments[0])
+    _, options = load_part(figures[name])
+    return name, parse_options(options, arguments[1:], chosen=arguments[0])
