@@ -48,9 +48,10 @@ def read_checkpoint(
     path = _checked_path(Path(path))
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        with safe_globals(list(allowed)):
-            return torch.load(path, map_location="cpu", weights_only=not trust_pickle)
+            content: Any = load_file(path)
+        else:
+            with safe_globals(list(allowed)):
+                content = torch.load(path, map_location="cpu", weights_only=not trust_pickle)
     except ModuleNotFoundError as error:
         raise ImportError(f"{path} contains classes of {error.name}: install it") from None
     except Exception as error:  # damaged files raise many different exceptions
@@ -64,6 +65,9 @@ def read_checkpoint(
             ) from None
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"{path} is incomplete or no checkpoint ({why}): get it again") from None
+    if toolkit := _toolkit_of_content(content):
+        raise ValueError(f"{path} is {toolkit}")
+    return content
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -239,21 +243,21 @@ CLASSES = {
     "__main__.EncoderDecoder": ANNOTATED,
     "__main__.MultiHeadedAttention": ANNOTATED,
 }
-# parts of the names of weights, and keys beside them
+# whole parts of the names of weights, and keys beside them
 NAMES = {
     ".self_attn.linear_keys.": OPENNMT,
-    "model_state": JOEYNMT,
+    ".model_state.": JOEYNMT,
     ".src_src_att.": JOEYNMT,
-    ".sublayer.0.norm.a_2": ANNOTATED,
+    ".sublayer.0.norm.a_2.": ANNOTATED,
 }
 
 
-def toolkit_of_content(content: Any) -> str | None:
+def _toolkit_of_content(content: Any) -> str | None:
     """What a loaded checkpoint is, by the names in it and in its `model`."""
     if not isinstance(content, Mapping):
         return None
     inner = content.get("model")
-    names = [str(name) for name in (*content, *(inner if isinstance(inner, Mapping) else ()))]
+    names = [f".{name}." for name in (*content, *(inner if isinstance(inner, Mapping) else ()))]
     return _first(NAMES, names, str.__contains__)
 
 

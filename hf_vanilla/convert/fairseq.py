@@ -14,7 +14,7 @@ from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import Options, option
 
-from .checkpoint_files import is_state_dict, read_checkpoint, toolkit_of_content, toolkit_of_path
+from .checkpoint_files import is_state_dict, read_checkpoint, toolkit_of_path
 from .fairseq_settings import (
     SIDES,
     config_values,
@@ -121,8 +121,6 @@ def _natural_order(path: Path) -> list[tuple[int, str]]:
 def _convert_one(path: Path, options: FairseqOptions, output: Path) -> None:
     checkpoint = read_checkpoint(path, allowed=[Namespace], trust_pickle=options.trust_pickle)
     weights = checkpoint.get("model") if isinstance(checkpoint, Mapping) else None
-    if toolkit := toolkit_of_content(checkpoint):
-        raise ValueError(f"{path} is {toolkit}")
     if not is_state_dict(weights):
         raise ValueError(
             f"{path} is no checkpoint of fairseq: it contains no 'model' with tensors; "
