@@ -45,7 +45,10 @@ def read_checkpoint(
             classes that are not allowed; the message names all of them.
         ImportError: it is trusted, and contains classes of a package that is not installed.
     """
-    path = _checked_path(Path(path))
+    path = Path(path)
+    check_toolkit(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give a checkpoint file")
     try:
         if path.suffix == ".safetensors":
             content: Any = load_file(path)
@@ -209,16 +212,6 @@ def pieces_by_id(path: Path, ids: Mapping[str, Any], size: int) -> list[str]:
     return ordered
 
 
-def _checked_path(path: Path) -> Path:
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file")
-    if toolkit := toolkit_of_path(path):
-        raise ValueError(f"{path} is {toolkit}")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: give a checkpoint file")
-    return path
-
-
 def _foreign_classes(path: Path, allowed: Sequence[type], message: str) -> list[str]:
     known = {f"{kind.__module__}.{kind.__qualname__}" for kind in allowed}
     try:
@@ -261,17 +254,24 @@ def _toolkit_of_content(content: Any) -> str | None:
     return _first(NAMES, names, str.__contains__)
 
 
-def toolkit_of_path(path: Path) -> str | None:
-    """What a file, or a folder by its files, is."""
+def check_toolkit(path: Path) -> None:
+    """Refuse a file, or a folder by its files, of a toolkit that has another converter or none.
+
+    Raises:
+        ValueError: it is one.
+        FileNotFoundError: it does not exist.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     for file in files:
-        if file.suffix == ".npz":
-            return MARIAN
+        toolkit = MARIAN if file.suffix == ".npz" else None
         if ".ckpt-" in file.name:  # a name that ends in .ckpt can be PyTorch Lightning's
-            return TENSOR2TENSOR
+            toolkit = TENSOR2TENSOR
         if file.name == "config.json" and '"fsmt"' in file.read_text("utf-8", errors="replace"):
-            return FSMT
-    return None
+            toolkit = FSMT
+        if toolkit:
+            raise ValueError(f"{path} is {toolkit}")
 
 
 def _first(table: Mapping[str, str], names: Collection[str], matches: Any) -> str | None:

@@ -11,7 +11,7 @@ from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorP
 from hf_vanilla.data.image_models import load_image_model
 from hf_vanilla.files import whole_file, whole_folder
 from hf_vanilla.hub.card import carry_over
-from hf_vanilla.loading import load_saved
+from hf_vanilla.loading import load_saved, load_with_report
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.options import Options, option
@@ -75,36 +75,29 @@ def convert_detr(options: DetrOptions) -> Path:
         OSError: the input is not found, or the output exists.
     """
     with whole_folder(options.output) as folder:
-        source = Path(options.input)
-        if is_file := source.is_file():
-            weights = read_weights(source)
+        is_file = Path(options.input).is_file()
+        source = Path(options.input) if is_file else local_folder(options.input)
+        weights = read_weights(source)
+        if is_file:
             try:
                 config = config_of_weights(weights, heads=options.heads, dilation=options.dilation)
             except KeyError as error:  # such as a file whose class head was removed
                 raise ValueError(f"{source} has no {error}: give a whole checkpoint") from None
             processor = DetrImageProcessorPil()
         else:
-            source = local_folder(options.input)
             if options.heads != AUTHORS_HEADS or options.dilation:
                 raise ValueError(
                     f"heads={options.heads} and dilation={options.dilation} are for a .pth file: "
                     f"leave them out, {options.input} has its own in config.json"
                 )
-            weights = read_weights(source)
             config = config_of_folder(source)
             processor = load_saved(DetrImageProcessorPil, source)
         ours = from_detr(weights, config, origin=options.input, without_masks=options.without_masks)
-        ours.save_pretrained(folder)
-        processor.save_pretrained(folder)
-        their_config = None if is_file else DetrConfig.from_pretrained(source)
-        if their_config and their_config.backbone_config.model_type == "resnet":
-            theirs, report = DetrForObjectDetection.from_pretrained(
-                source, dtype=torch.float32, output_loading_info=True
-            )
+        if not is_file and load_saved(DetrConfig, source).backbone_config.model_type == "resnet":
+            theirs, report = load_with_report(DetrForObjectDetection, source, dtype=torch.float32)
             if not report["missing_keys"]:
-                written = VanillaForObjectDetection.from_pretrained(folder).eval()
-                require_same_outputs(written, theirs.eval(), IMAGE_SIZE)
-        carry_over(options.input, folder)
+                require_same_outputs(ours, theirs.eval(), IMAGE_SIZE)
+        carry_over(options.input, folder, ours, processor)
     return Path(options.output)
 
 

@@ -87,8 +87,7 @@ def distill(options: DistillOptions) -> str:
         model, tokenizer = load_translator(options.teacher)
         require_own(model, f"teacher={options.teacher!r}")
         require_float(model, options.teacher)
-        kept = _initial_layers(options.teacher, model, recipe)
-        _check_start(start, kept)
+        kept = _initial_layers(options.teacher, model, recipe, start)
         line = ["--model", options.teacher, "--input", options.source]
         line += ["--output", str(output / "translations"), "--accept_failures", "True"]
         line += ["--num_beams", str(max(BEAMS, candidates)), "--n_best", str(candidates)]
@@ -160,15 +159,18 @@ def _check_files(options: DistillOptions, recipe: Recipe) -> None:
 # --- layers -------------------------------------------------------------------------------------
 
 
-def _initial_layers(name: str, teacher: PreTrainedModel, recipe: Recipe) -> dict[str, list[int]]:
+def _initial_layers(
+    name: str, teacher: PreTrainedModel, recipe: Recipe, start: Path
+) -> dict[str, list[int]]:
     """Which layers of the teacher the student begins with, by `LAYERS`: first, last, evenly.
 
     Raises:
-        ValueError: the student is deeper than its teacher, or of other sizes.
+        ValueError: the student is deeper than its teacher, of other sizes, or the folder `start`
+            has other layers.
     """
     section = {key: value for key, value in recipe.model.items() if key not in LAYERS}
     check_section(name, teacher.config, section)
-    kept = {}
+    kept, made = {}, read_settings(start) if start.exists() else recipe.model
     for side in LAYERS:
         there = getattr(teacher.config, side)
         wanted = recipe.model.get(side, there)
@@ -177,21 +179,13 @@ def _initial_layers(name: str, teacher: PreTrainedModel, recipe: Recipe) -> dict
                 f"the student has {side}={wanted} and its teacher {name} {there}: it begins with "
                 f"layers of its teacher; set 1 to {there}"
             )
+        if made.get(side, there) != wanted:
+            raise ValueError(
+                f"{start} was made for a student with {side}={made.get(side)}, and this one has "
+                f"{wanted}: choose another output"
+            )
         kept[side] = [round(i * (there - 1) / max(wanted - 1, 1)) for i in range(wanted)]
     return kept
-
-
-def _check_start(folder: Path, kept: dict[str, list[int]]) -> None:
-    """Refuse the start of a student with other layers."""
-    if not folder.exists():
-        return
-    config = read_settings(folder)
-    for side, layers in kept.items():
-        if config.get(side) != len(layers):
-            raise ValueError(
-                f"{folder} was made for a student with {side}={config.get(side)}, and this one has "
-                f"{len(layers)}: choose another output"
-            )
 
 
 def write_layers(
@@ -217,10 +211,9 @@ def write_layers(
         )
         setattr(model.config, side, len(numbers))
     with whole_folder(output) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
         shown = "; ".join(f"{side}: {layers[side]}" for side in LAYERS)
-        carry_over(name, folder, change=f"Its layers are those of another model: {shown}.")
+        change = f"Its layers are those of another model: {shown}."
+        carry_over(name, folder, model, tokenizer, change=change)
         (folder / ALIGNMENT_FILE).unlink(missing_ok=True)  # it may name another layer
 
 

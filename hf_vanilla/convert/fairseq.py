@@ -14,7 +14,7 @@ from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import Options, option
 
-from .checkpoint_files import is_state_dict, read_checkpoint, toolkit_of_path
+from .checkpoint_files import check_toolkit, is_state_dict, read_checkpoint
 from .fairseq_settings import (
     SIDES,
     config_values,
@@ -93,14 +93,11 @@ def convert_fairseq(options: FairseqOptions) -> Path:
 
 def _members(path: Path) -> list[Path]:
     """The checkpoints of a folder in the order of their numbers, or the given file."""
-    if path.exists() and (toolkit := toolkit_of_path(path)):
-        raise ValueError(f"{path} is {toolkit}")
+    check_toolkit(path)
     if path.is_file():
         if not ARCHIVES.isdisjoint(path.suffixes):
             raise ValueError(f"{path} is an archive: extract it and give its folder")
         return [path]  # under any name
-    if not path.is_dir():
-        raise FileNotFoundError(f"{path}: no such file or folder")
     found = sorted(path.glob("*.pt"), key=_natural_order)
     if not found:
         raise FileNotFoundError(f"{path} has no .pt file: give the folder of model.pt, or a file")

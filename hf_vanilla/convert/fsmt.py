@@ -88,10 +88,7 @@ def convert_fsmt(options: FsmtOptions) -> Path:
     with whole_folder(options.output) as output:
         model = _model(read_weights(folder), settings, options.input)
         model.generation_config = _decoding(folder, settings)
-        tokenizer = _tokenizer(folder, settings)
-        model.save_pretrained(output)
-        tokenizer.save_pretrained(output)
-        carry_over(options.input, output)
+        carry_over(options.input, output, model, _tokenizer(folder, settings))
     return Path(options.output)
 
 

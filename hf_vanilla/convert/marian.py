@@ -29,7 +29,7 @@ from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import Options, option
 
-from .checkpoint_files import MARIAN, load_encoder_decoder, settings_of_type, toolkit_of_path
+from .checkpoint_files import load_encoder_decoder, settings_of_type
 from .marian_npz import npz_of, read_npz
 from .weight_names import (
     Names,
@@ -138,9 +138,7 @@ def convert_marian(options: MarianOptions) -> Path:
         if options.check:
             same = ours if frequencies == "transformers" else read(frequencies="transformers")
             logger.info("%s", compare(theirs, same, tokenizer))
-        ours.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        carry_over(options.input, folder)
+        carry_over(options.input, folder, ours, tokenizer)
     return Path(options.output)
 
 
@@ -249,10 +247,7 @@ def _read_marian(
     name: str,
 ) -> tuple[MarianMTModel, PreTrainedTokenizerBase, dict[str, Any], list[str]]:
     """Model in float32, tokenizer, loading info, and flags that our model cannot express."""
-    # beside a config.json, files of Marian itself are not read
-    if Path(name).is_dir() and (toolkit := toolkit_of_path(Path(name))) not in (None, MARIAN):
-        raise ValueError(f"{name} is {toolkit}")
-    settings = settings_of_type(name, "marian")
+    settings = settings_of_type(name, "marian", foreign={"fsmt": "use --format fsmt"})
     faults = [
         f"{flag}={value} ({why})"
         for flag, (value, why) in FOREIGN_FLAGS.items()

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
 from hf_vanilla.file_values import checked, is_finite_number, read_yaml, yaml_value
-from hf_vanilla.options import install_hint
+from hf_vanilla.options import needs
 
 from .checkpoint_files import pieces_by_id, read_arrays
 from .weight_names import Weights, load_renamed, rename_to_theirs
@@ -346,10 +346,8 @@ def check_sentencepiece(path: Path) -> None:
     """
     if not path.is_file():
         raise ValueError(f"{path.parent} has no {path.name}: put both SentencePiece models there")
-    try:
+    with needs(f"{path} is a SentencePiece model", "convert"):
         from sentencepiece import SentencePieceProcessor
-    except ImportError:
-        raise ImportError(f"{path} is a SentencePiece model: {install_hint('convert')}") from None
     try:
         SentencePieceProcessor(model_file=str(path))
     except Exception as error:  # damaged files raise many different exceptions

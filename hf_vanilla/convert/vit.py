@@ -115,10 +115,8 @@ def convert_vit(options: VitOptions) -> Path:
         theirs, loading = _read_vit(options.input)
         ours = from_vit(theirs, origin=options.input, loading=loading)
         processor = read_image_processor(options.input, ours.config)
-        ours.save_pretrained(folder)
-        processor.save_pretrained(folder)
+        carry_over(options.input, folder, ours, processor)
         require_same_outputs(read_image_model(str(folder)), theirs, ours.config.image_height_width)
-        carry_over(options.input, folder)
     return Path(options.output)
 
 

@@ -81,9 +81,7 @@ def convert_timm(options: TimmOptions) -> Path:
             if "pretrained_cfg" not in settings:  # older files have all in one dict
                 settings |= {"pretrained_cfg": {**settings}, "label_names": settings.get("labels")}
         ours = from_timm(read_weights(path), settings, origin=options.input, heads=options.heads)
-        ours.save_pretrained(folder)
-        timm_processor(ours.config, settings).save_pretrained(folder)
-        carry_over(options.input, folder)
+        carry_over(options.input, folder, ours, timm_processor(ours.config, settings))
     return Path(options.output)
 
 
@@ -175,9 +173,8 @@ def _timm_config(
     labels = settings.get("label_names") or pretrained.get("label_names")
     if isinstance(labels, dict):  # where ids have gaps
         labels = [labels.get(str(index), f"LABEL_{index}") for index in range(len(head))]
-    classes: dict[str, Any] = {"num_labels": len(head)}
-    if labels:
-        classes = label_fields([str(label) for label in labels])
+    names = [str(label) for label in labels or ()]
+    classes: dict[str, Any] = label_fields(names) if names else {"num_labels": len(head)}
     return VanillaVitConfig(
         image_size=list(size[1:]),
         patch_size=patch,

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 
 from hf_vanilla.models.positions_vanilla import sinusoid
 
-Names = Mapping[str, str | tuple[str, ...] | None]
+_Side = str | tuple[str, ...] | None
+Names = Mapping[str, _Side]
 Weights = Mapping[str, Tensor]
-_Row = tuple[tuple[str, ...], tuple[str, ...]]
 _ESCAPED_BRACES = re.compile(r"\\\{(\w+)\\\}")
 
 
@@ -49,8 +49,7 @@ def rename_to_ours(weights: Weights, names: Names) -> Renamed:
     Two tensors may get the same name, such as tied weights that were stored twice, if they are
     exactly equal.
     """
-    rows: list[_Row] = [((theirs,), _as_tuple(ours)) for theirs, ours in names.items()]
-    return _rename(weights, rows)
+    return _rename(weights, names.items())
 
 
 def rename_to_theirs(weights: Weights, names: Names) -> Renamed:
@@ -58,8 +57,7 @@ def rename_to_theirs(weights: Weights, names: Names) -> Renamed:
 
     A weight is copied to every name that the table has for it.
     """
-    rows: list[_Row] = [(_as_tuple(ours), (theirs,)) for theirs, ours in names.items() if ours]
-    return _rename(weights, rows)
+    return _rename(weights, [(ours, theirs) for theirs, ours in names.items() if ours])
 
 
 def add_report(renamed: Renamed, loading: Mapping[str, Any], *, missing: Collection[str]) -> None:
@@ -195,14 +193,11 @@ def is_zero_at(row: int | None, *tables: Tensor) -> bool:
 # --- inside ------------------------------------------------------------------------------------
 
 
-def _as_tuple(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else names or ()
-
-
-def _rename(weights: Weights, rows: list[_Row]) -> Renamed:
+def _rename(weights: Weights, rows: Iterable[tuple[_Side, _Side]]) -> Renamed:
     """Per row: concatenate the left tensors along axis 0, split them for the right names."""
     renamed, known = Renamed(), set[str]()
-    for sources, targets in rows:
+    for row in rows:
+        sources, targets = ((side,) if isinstance(side, str) else side or () for side in row)
         # values of the braces -> names of the tensors, by position
         groups: dict[tuple[tuple[str, str], ...], dict[int, str]] = defaultdict(dict)
         for position, pattern in enumerate(sources):

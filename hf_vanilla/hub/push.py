@@ -67,12 +67,7 @@ def push_folder(options: PushOptions) -> str:
     if options.space:
         return _push_space(folder, options)
     model, tokenizer = load_folder(folder)
-    file, title = folder / CARD_FILE, folder.resolve().name
-    kind = model.config.model_type
-    try:
-        card = ModelCard.load(file) if file.is_file() else bare_card(title, kind)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{file}: its metadata is not YAML: {error}: correct it") from None
+    card = _card_of(folder, model.config.model_type)
     with tempfile.TemporaryDirectory() as name:
         pushed = Path(name)
         if options.with_code:
@@ -86,6 +81,16 @@ def push_folder(options: PushOptions) -> str:
         with _made(options) as made:
             pushed_card(card, made.repo_id, with_code=options.with_code).save(pushed / CARD_FILE)
             return _commit(pushed, made, options, "Push model, tokenizer and card")
+
+
+def _card_of(folder: Path, model_type: str) -> ModelCard:
+    """The card of a folder, or a bare one where it has none."""
+    if not (file := folder / CARD_FILE).is_file():
+        return bare_card(folder.resolve().name, model_type)
+    try:
+        return ModelCard.load(file)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file}: its metadata is not YAML: {error}: correct it") from None
 
 
 def _push_space(model: Path, to: PushOptions) -> str:
