@@ -111,7 +111,7 @@ class TaskEntry:
 _FORECASTERS: dict[str, Any] = {
     "model": "hf_vanilla.tracks.forecaster:new_forecaster",
     "auto_class": "transformers:AutoModelForTimeSeriesPrediction",
-    "evaluate": "hf_vanilla.tracks.evaluation:evaluate_tracks,EvaluateTracksOptions",
+    "evaluate": "hf_vanilla.tracks.evaluation:evaluate_tracks:EvaluateTracksOptions",
     "card": "hf_vanilla.tracks.card:CARD",
     "service": "hf_vanilla.tracks.page:open_service",
 }
@@ -130,11 +130,11 @@ TASKS = {
         load="hf_vanilla.text.loading:load_translator",
         auto="hf_vanilla.text.auto_recipe:auto_recipe",
         set_by_data=("pad_token_id", "eos_token_id", "decoder_start_token_id"),
-        evaluate="hf_vanilla.text.evaluation:evaluate_files,EvaluateOptions",
+        evaluate="hf_vanilla.text.evaluation:evaluate_files:EvaluateOptions",
         card="hf_vanilla.text.card:CARD",
         service="hf_vanilla.text.service:open_service",
         static_page="hf_vanilla.text.static_page:write_folder",
-        figures={"attention": "hf_vanilla.text.plot:plot_attention,PlotAttentionOptions"},
+        figures={"attention": "hf_vanilla.text.plot:plot_attention:PlotAttentionOptions"},
     ),
     "image_classification": TaskEntry(
         model_types=("vanilla_vit",),
@@ -146,10 +146,10 @@ TASKS = {
         auto_class="transformers:AutoModelForImageClassification",
         processor="transformers:AutoImageProcessor",
         set_by_data=("id2label", "label2id"),
-        evaluate="hf_vanilla.images.evaluation:evaluate_images,EvaluateImagesOptions",
+        evaluate="hf_vanilla.images.evaluation:evaluate_images:EvaluateImagesOptions",
         card="hf_vanilla.images.card:CARD",
         service="hf_vanilla.images.page:open_service",
-        figures={"patches": "hf_vanilla.images.plot:plot_patches,PlotPatchesOptions"},
+        figures={"patches": "hf_vanilla.images.plot:plot_patches:PlotPatchesOptions"},
     ),
     "object_detection": TaskEntry(
         model_types=("vanilla_detr",),
@@ -161,10 +161,10 @@ TASKS = {
         auto_class="transformers:AutoModelForObjectDetection",
         processor="transformers:AutoImageProcessor",
         set_by_data=("id2label", "label2id"),
-        evaluate="hf_vanilla.objects.evaluation:evaluate_objects,EvaluateObjectsOptions",
+        evaluate="hf_vanilla.objects.evaluation:evaluate_objects:EvaluateObjectsOptions",
         card="hf_vanilla.objects.card:CARD",
         service="hf_vanilla.objects.page:open_service",
-        figures={"objects": "hf_vanilla.objects.plot:plot_objects,PlotObjectsOptions"},
+        figures={"objects": "hf_vanilla.objects.plot:plot_objects:PlotObjectsOptions"},
     ),
     "trajectories": TaskEntry(
         **_FORECASTERS,
@@ -177,7 +177,7 @@ TASKS = {
             *("step_seconds", "unit", "largest_step"),
             *("velocity_std", "velocity_mean", "velocity_deviation", "follows_paper"),
         ),
-        figures={"tracks": "hf_vanilla.tracks.plot:plot_tracks,PlotTracksOptions"},
+        figures={"tracks": "hf_vanilla.tracks.plot:plot_tracks:PlotTracksOptions"},
         built_in=("constant_velocity", "constant_turn", "linear_fit"),
         forms={
             "modes": "VanillaForMultimodalTrajectoryPrediction",
@@ -231,9 +231,9 @@ TASKS = {
 
 
 def load_part(path: str) -> Any:
-    """The object that an import string `module:name` stands for; of `module:name,name`, a tuple."""
-    module, names = path.split(":")
-    found = tuple(getattr(importlib.import_module(module), name) for name in names.split(","))
+    """The object that an import string `module:name` stands for; of `module:name:name`, a tuple."""
+    module, *names = path.split(":")
+    found = tuple(getattr(importlib.import_module(module), name) for name in names)
     return found if len(found) > 1 else found[0]
 
 
@@ -277,7 +277,5 @@ def validation_measures(task: str) -> Mapping[str, Measure]:
 
 def task_of_option(name: str) -> str | None:
     """The first task that has a data option of this name; None if none has."""
-    for task, entry in TASKS.items():
-        if name in {declared.name for declared in fields(load_part(entry.data))}:
-            return task
-    return None
+    names = {task: [f.name for f in fields(load_part(e.data))] for task, e in TASKS.items()}
+    return next((task for task, of_task in names.items() if name in of_task), None)
