@@ -20,8 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.file_values import checked
 from hf_vanilla.loading import one_line, read_settings
-from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.text.loading import load_translator, require_float
+from hf_vanilla.text.loading import load_translator, require_float, require_own
 
 _REFUSED = re.compile(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)")
 
@@ -109,7 +108,7 @@ def settings_of_type(
 
 def load_encoder_decoder(
     name: str,
-) -> tuple[VanillaForConditionalGeneration, PreTrainedTokenizerBase]:
+) -> tuple[Any, PreTrainedTokenizerBase]:
     """A translator of ours that can be converted, on the CPU, and its tokenizer.
 
     Raises:
@@ -117,9 +116,8 @@ def load_encoder_decoder(
         OSError: nothing is found under that name.
     """
     model, tokenizer = load_translator(name, device="cpu")
+    require_own(model, name)
     require_float(model, name)
-    if not isinstance(model, VanillaForConditionalGeneration):
-        raise ValueError(f"{name} is a {type(model).__name__}: give an encoder-decoder")
     return model, tokenizer
 
 

@@ -27,12 +27,12 @@ from hf_vanilla.loading import check_section, model_folder, read_settings
 from hf_vanilla.options import Options, option, parse_options
 from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
 from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
-from hf_vanilla.text.loading import load_translator, require_float, require_own
 from hf_vanilla.text.shards import cell
 from hf_vanilla.text.translator import Translator
 from hf_vanilla.training.recipe import Recipe, recipe_file, recipe_of
 from hf_vanilla.training.run import train
 
+from .checkpoint_files import load_encoder_decoder
 from .export import QuantizeOptions, quantize_folder
 
 logger = logging.getLogger(__name__)
@@ -84,9 +84,7 @@ def distill(options: DistillOptions) -> str:
     start = output / "start"
     candidates = CANDIDATES if options.has_model and options.target else 1
     if options.has_model:
-        model, tokenizer = load_translator(options.teacher)
-        require_own(model, f"teacher={options.teacher!r}")
-        require_float(model, options.teacher)
+        model, tokenizer = load_encoder_decoder(options.teacher)
         kept = _initial_layers(options.teacher, model, recipe, start)
         line = ["--model", options.teacher, "--input", options.source]
         line += ["--output", str(output / "translations"), "--accept_failures", "True"]
@@ -147,11 +145,10 @@ def _check_files(options: DistillOptions, recipe: Recipe) -> None:
             f"--student {options.student} starts from initial_model={recipe.train.initial_model!r}:"
             f" give its teacher's folder in place of {options.teacher}, or another recipe"
         )
-    others = [options.target] if options.target else []
-    others += [] if options.has_model else [options.teacher]
+    others = [options.target, None if options.has_model else options.teacher]
     for path in (options.source, data.validation_source, data.validation_target):
         check_text_file(path)
-    for other in others:
+    for other in filter(None, others):
         for _ in read_pairs(options.source, other):  # lines correspond
             pass
 

@@ -195,14 +195,12 @@ def _model(
     renamed = rename_to_ours(cut_positions(weights), names_of(is_shared=is_shared))
     try:
         values = config_values(settings)
-    except KeyError:  # missing sizes are among the faults already
-        left_over = ", ".join(sorted(renamed.left_over)) or "none"
-        faults.append(f"weights of unknown names: {left_over}")
-        raise ValueError(f"{origin} cannot be converted exactly: {'; '.join(faults)}") from None
-    try:
         config = VanillaConfig(**values, vocab_size=sizes[0], decoder_vocab_size=sizes[1])
         model = VanillaForConditionalGeneration(config)
         load_renamed(model, renamed, origin="the model", reasons=EXPLAINED)
+    except KeyError:  # missing sizes are among the faults already
+        left_over = ", ".join(sorted(renamed.left_over)) or "none"
+        faults.append(f"weights of unknown names: {left_over}")
     except (ValueError, StrictDataclassError) as error:
         faults.append(" ".join(str(error).split()))
     if faults:
