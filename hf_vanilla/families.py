@@ -38,7 +38,7 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEntry:
-    """Where the parts of a task are; every part is an import string, `module:name`.
+    """Where the parts of a task are; every part is an import string of `load_part`.
 
     Attributes:
         model_types: `model_type` of its models' configs.
@@ -60,14 +60,13 @@ class TaskEntry:
             empty: the task has none.
         set_by_data: fields of the config that follow from the data, or from the form; a recipe may
             not set them.
-        evaluate: function that the command `evaluate` calls.
-        evaluate_options: dataclass of its options.
+        evaluate: function that the command `evaluate` calls, and dataclass of its options.
         card: `hub.card.CardFacts` of all its models.
         service: function of models' names, `serve.Settings` and the `app.worker.Worker` that makes
             their `app.page.Served`.
         static_page: function of a model's name and a new folder that writes a page which needs no
             server; empty: the task has none.
-        figures: figure of `hf-vanilla plot` -> the function that draws it and its options.
+        figures: figure of `hf-vanilla plot` -> function that draws it, and its dataclass.
         built_in: names of models without weights, which need no folder.
         forms: name of a form, as its data option has it -> model class; the first is the default.
         form_fields: form -> fields of the config that tell it from another one of its class.
@@ -88,11 +87,10 @@ class TaskEntry:
     auto: str = ""
     set_by_data: tuple[str, ...] = ()
     evaluate: str
-    evaluate_options: str
     card: str
     service: str
     static_page: str = ""
-    figures: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    figures: Mapping[str, str] = field(default_factory=dict)
     built_in: tuple[str, ...] = ()
     forms: Mapping[str, str] = field(default_factory=dict)
     form_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -113,8 +111,7 @@ class TaskEntry:
 _FORECASTERS: dict[str, Any] = {
     "model": "hf_vanilla.tracks.forecaster:new_forecaster",
     "auto_class": "transformers:AutoModelForTimeSeriesPrediction",
-    "evaluate": "hf_vanilla.tracks.evaluation:evaluate_tracks",
-    "evaluate_options": "hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
+    "evaluate": "hf_vanilla.tracks.evaluation:evaluate_tracks:EvaluateTracksOptions",
     "card": "hf_vanilla.tracks.card:CARD",
     "service": "hf_vanilla.tracks.page:open_service",
 }
@@ -133,17 +130,11 @@ TASKS = {
         load="hf_vanilla.text.loading:load_translator",
         auto="hf_vanilla.text.auto_recipe:auto_recipe",
         set_by_data=("pad_token_id", "eos_token_id", "decoder_start_token_id"),
-        evaluate="hf_vanilla.text.evaluation:evaluate_files",
-        evaluate_options="hf_vanilla.text.evaluation:EvaluateOptions",
+        evaluate="hf_vanilla.text.evaluation:evaluate_files:EvaluateOptions",
         card="hf_vanilla.text.card:CARD",
         service="hf_vanilla.text.service:open_service",
         static_page="hf_vanilla.text.static_page:write_folder",
-        figures={
-            "attention": (
-                "hf_vanilla.text.plot:plot_attention",
-                "hf_vanilla.text.plot:PlotAttentionOptions",
-            ),
-        },
+        figures={"attention": "hf_vanilla.text.plot:plot_attention:PlotAttentionOptions"},
     ),
     "image_classification": TaskEntry(
         model_types=("vanilla_vit",),
@@ -155,16 +146,10 @@ TASKS = {
         auto_class="transformers:AutoModelForImageClassification",
         processor="transformers:AutoImageProcessor",
         set_by_data=("id2label", "label2id"),
-        evaluate="hf_vanilla.images.evaluation:evaluate_images",
-        evaluate_options="hf_vanilla.images.evaluation:EvaluateImagesOptions",
+        evaluate="hf_vanilla.images.evaluation:evaluate_images:EvaluateImagesOptions",
         card="hf_vanilla.images.card:CARD",
         service="hf_vanilla.images.page:open_service",
-        figures={
-            "patches": (
-                "hf_vanilla.images.plot:plot_patches",
-                "hf_vanilla.images.plot:PlotPatchesOptions",
-            ),
-        },
+        figures={"patches": "hf_vanilla.images.plot:plot_patches:PlotPatchesOptions"},
     ),
     "object_detection": TaskEntry(
         model_types=("vanilla_detr",),
@@ -176,16 +161,10 @@ TASKS = {
         auto_class="transformers:AutoModelForObjectDetection",
         processor="transformers:AutoImageProcessor",
         set_by_data=("id2label", "label2id"),
-        evaluate="hf_vanilla.objects.evaluation:evaluate_objects",
-        evaluate_options="hf_vanilla.objects.evaluation:EvaluateObjectsOptions",
+        evaluate="hf_vanilla.objects.evaluation:evaluate_objects:EvaluateObjectsOptions",
         card="hf_vanilla.objects.card:CARD",
         service="hf_vanilla.objects.page:open_service",
-        figures={
-            "objects": (
-                "hf_vanilla.objects.plot:plot_objects",
-                "hf_vanilla.objects.plot:PlotObjectsOptions",
-            ),
-        },
+        figures={"objects": "hf_vanilla.objects.plot:plot_objects:PlotObjectsOptions"},
     ),
     "trajectories": TaskEntry(
         **_FORECASTERS,
@@ -198,12 +177,7 @@ TASKS = {
             *("step_seconds", "unit", "largest_step"),
             *("velocity_std", "velocity_mean", "velocity_deviation", "follows_paper"),
         ),
-        figures={
-            "tracks": (
-                "hf_vanilla.tracks.plot:plot_tracks",
-                "hf_vanilla.tracks.plot:PlotTracksOptions",
-            ),
-        },
+        figures={"tracks": "hf_vanilla.tracks.plot:plot_tracks:PlotTracksOptions"},
         built_in=("constant_velocity", "constant_turn", "linear_fit"),
         forms={
             "modes": "VanillaForMultimodalTrajectoryPrediction",
@@ -257,9 +231,10 @@ TASKS = {
 
 
 def load_part(path: str) -> Any:
-    """The object that an import string `module:name` stands for."""
-    module, name = path.split(":")
-    return getattr(importlib.import_module(module), name)
+    """The object that an import string `module:name` stands for; of `module:name:name`, a tuple."""
+    module, *names = path.split(":")
+    found = tuple(getattr(importlib.import_module(module), name) for name in names)
+    return found if len(found) > 1 else found[0]
 
 
 def task_entry(task: str) -> TaskEntry:
@@ -302,7 +277,5 @@ def validation_measures(task: str) -> Mapping[str, Measure]:
 
 def task_of_option(name: str) -> str | None:
     """The first task that has a data option of this name; None if none has."""
-    for task, entry in TASKS.items():
-        if name in {declared.name for declared in fields(load_part(entry.data))}:
-            return task
-    return None
+    names = {task: [f.name for f in fields(load_part(e.data))] for task, e in TASKS.items()}
+    return next((task for task, of_task in names.items() if name in of_task), None)

@@ -8,7 +8,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -171,13 +171,9 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     entries = []
     # str.splitlines() would also cut at U+2028 and U+0085, which JSON strings may contain
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict):
-            entries.append(entry)
-    return entries
+        with suppress(ValueError):
+            entries.append(json.loads(line))
+    return [entry for entry in entries if isinstance(entry, dict)]
 
 
 def _is_running(process: int) -> bool:

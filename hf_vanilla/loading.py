@@ -7,7 +7,7 @@ raises becomes one line. The Auto classes and `from_pretrained` stay as in trans
 import logging
 import pickle
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ def read_settings(name: str | Path) -> dict[str, Any]:
     parent = Path(name).parent
     if not Path(name).is_dir() and parent != Path() and parent.is_dir():
         raise FileNotFoundError(f"{name}: no such folder")
-    with _one_line(name, "config.json"):
+    with one_line(name, "config.json"):
         _check_hub_answers(name)
         settings, _ = PreTrainedConfig.get_config_dict(str(name))
         _check_sizes(settings)
@@ -56,7 +56,7 @@ def read_settings(name: str | Path) -> dict[str, Any]:
 
 
 def load_saved(kind: Any, name: str | Path, **options: Any) -> Any:
-    """A config, tokenizer, image processor or generation config.
+    """A config, tokenizer, image processor or generation config; of a model, see `load_model`.
 
     Args:
         kind: class with `from_pretrained`.
@@ -70,7 +70,7 @@ def load_saved(kind: Any, name: str | Path, **options: Any) -> Any:
     name = model_folder(name)
     if issubclass(kind, PreTrainedConfig) or kind.__name__ == "AutoConfig":
         read_settings(name)
-    with _one_line(name, kind.__name__):
+    with one_line(name, kind.__name__):
         if kind.__name__ == "AutoTokenizer":
             _check_hub_answers(name)
         return kind.from_pretrained(str(name), trust_remote_code=False, **options)
@@ -135,19 +135,13 @@ def load_with_report(kind: Any, name: str | Path, **options: Any) -> tuple[Any, 
         ValueError: it is damaged, or needs code of its own.
         OSError: nothing is found under that name.
     """
-    name = model_folder(name)
     read_settings(name)
     transformers_log = logging.getLogger("transformers.modeling_utils")
     transformers_log.addFilter(_is_no_report)  # its table says what the caller says
     try:
-        with _one_line(name, kind.__name__):
-            return kind.from_pretrained(
-                str(name),
-                trust_remote_code=False,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                **options,
-            )
+        return load_saved(
+            kind, name, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
     finally:
         transformers_log.removeFilter(_is_no_report)
 
@@ -167,7 +161,7 @@ def load_rows(name: str, *config: str | None, **options: Any) -> Any:
     from datasets import config as of_datasets  # takes a second
     from datasets import load_dataset
 
-    with _one_line(name, "dataset"):
+    with one_line(name, "dataset"):
         if not Path(of_datasets.HF_DATASETS_CACHE, name.replace("/", "___")).exists():
             _check_hub_answers(name, repo_type="dataset")
         return load_dataset(name, *config, **options)
@@ -220,24 +214,33 @@ def load_folder(folder: Path) -> tuple[PreTrainedModel, Any]:
 
 
 @contextmanager
-def found_on_hub(name: str | Path, *, is_model: bool = True) -> Iterator[None]:
-    """Say in one line that a name is neither a folder nor on the Hub.
+def one_line(name: str | Path, part: str) -> Iterator[None]:
+    """Name what is loaded and the reason, whatever a damaged folder or the Hub raises.
 
     Args:
         name: what is loaded.
-        is_model: whether to name the models of the package, too.
+        part: what of it, for the message; `"dataset"`: it is no model.
 
     Raises:
-        OSError: what is loaded inside is not found.
+        ValueError: it is damaged.
+        OSError: it cannot be read, or is neither a folder nor on the Hub.
     """
     try:
         yield
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
-        reason = str(error).splitlines()[0]
-        has_own = is_model and "/" not in str(name)
-        own = f"; the package has {', '.join(DEMO_MODELS)}" if has_own else ""
-        here = "folder" if is_model else "file or folder"
-        raise OSError(f"{name}: no such {here}, and not found on the Hub: {reason}{own}") from None
+    except ImportError:
+        raise
+    except Exception as error:  # damaged files raise many different exceptions
+        is_here = Path(name).is_dir()
+        if not is_here and isinstance(error, OSError | HfHubHTTPError | HFValidationError):
+            here = "file or folder" if part == "dataset" else "folder"
+            has_own = part != "dataset" and "/" not in str(name)
+            own = f"; the package has {', '.join(DEMO_MODELS)}" if has_own else ""
+            why = f"{str(error).splitlines()[0]}{own}"
+            raise OSError(f"{name}: no such {here}, and not found on the Hub: {why}") from None
+        if isinstance(error, FileNotFoundError):
+            raise
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(_fault(name, part, error)) from None
 
 
 def _check_hub_answers(name: str | Path, repo_type: str = "model") -> None:
@@ -262,23 +265,6 @@ def _check_hub_answers(name: str | Path, repo_type: str = "model") -> None:
 
 def _is_no_report(record: logging.LogRecord) -> bool:
     return "LOAD REPORT" not in record.getMessage()
-
-
-@contextmanager
-def _one_line(name: str | Path, part: str) -> Iterator[None]:
-    """Name the folder and the reason, whatever a damaged one raises."""
-    try:
-        is_here = Path(name).is_dir()
-        with nullcontext() if is_here else found_on_hub(name, is_model=part != "dataset"):
-            yield
-    except (ImportError, FileNotFoundError):
-        raise
-    except OSError as error:
-        if not Path(name).is_dir():
-            raise
-        raise OSError(_fault(name, part, error)) from None
-    except Exception as error:  # damaged files raise many different exceptions
-        raise ValueError(_fault(name, part, error)) from None
 
 
 def _fault(name: str | Path, part: str, error: Exception) -> str:

@@ -4,7 +4,8 @@ import difflib
 import re
 import sys
 from argparse import ArgumentError, ArgumentParser, Namespace
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from operator import ge, gt, le, lt
 from pathlib import Path
@@ -486,3 +487,20 @@ def install_hint(extra: str) -> str:
         extra: a name of `[project.optional-dependencies]`.
     """
     return f"pip install -e '.[{extra}]' in a clone of hf_vanilla"
+
+
+@contextmanager
+def needs(what: str, extra: str) -> Iterator[None]:
+    """Import optional libraries in the `with` block; where one is missing, say how to get it.
+
+    Args:
+        what: what needs which library, for the message.
+        extra: that has it, as for `install_hint`.
+
+    Raises:
+        ImportError: a library is missing.
+    """
+    try:
+        yield
+    except ImportError:
+        raise ImportError(f"{what}: {install_hint(extra)}") from None

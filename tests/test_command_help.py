@@ -77,8 +77,7 @@ def classes_of_all_commands():
     with patch.object(options, "_parser", side_effect=options._parser) as read:
         declared_options()
     found = dict.fromkeys(kind for call in read.call_args_list for kind in call.args[0])
-    chosen = ("evaluate_options",)
-    return {*found, *(load_part(getattr(c, name)) for c in TASKS.values() for name in chosen)}
+    return {*found, *(load_part(entry.evaluate)[1] for entry in TASKS.values())}
 
 
 def test_an_option_that_is_not_given_has_the_default_of_its_class():

@@ -158,8 +158,7 @@ def word_counts(monkeypatch):
         "prepare": "WordCountTask",
         "config": "WordCountConfig",
         "model": "WordCountModel",
-        "evaluate": "evaluate_words",
-        "evaluate_options": "EvaluateOptions",
+        "evaluate": "evaluate_words:EvaluateOptions",
         "service": "open_service",
     }
     row = replace(
@@ -168,7 +167,7 @@ def word_counts(monkeypatch):
         auto_class="transformers:AutoModel",
         processor="",
         set_by_data=(),
-        figures={"words": (f"{__name__}:plot_words", f"{__name__}:PlotOptions")},
+        figures={"words": f"{__name__}:plot_words:PlotOptions"},
         **{part: f"{__name__}:{name}" for part, name in here.items()},
     )
     monkeypatch.setitem(families.TASKS, "word_counts", row)

@@ -24,11 +24,11 @@ from hf_vanilla import (
 from hf_vanilla.hub.card import hub_id, languages_of
 from hf_vanilla.images.classifier import load_classifier
 from hf_vanilla.loading import (
-    found_on_hub,
     load_folder,
     load_rows,
     load_saved,
     model_folder,
+    one_line,
     read_settings,
 )
 from hf_vanilla.models.quantization_vanilla import quantize
@@ -194,9 +194,9 @@ def test_a_folder_of_the_same_name_comes_first(folders, tmp_path, monkeypatch):
 def test_an_unknown_name_says_which_models_the_package_has():
     with pytest.raises(ValueError, match=r"'help'\): choose one of numbers, help-en-de"):
         demo_model("help")
-    with pytest.raises(OSError, match="the package has numbers, help-en-de"), found_on_hub("help"):
+    with pytest.raises(OSError, match="the package has numbers, help-en-de"), one_line("help", ""):
         raise OSError("not there")
-    with pytest.raises(OSError, match=r"Hub: not there$"), found_on_hub("someone/help"):
+    with pytest.raises(OSError, match=r"Hub: not there$"), one_line("someone/help", ""):
         raise OSError("not there")
 
 

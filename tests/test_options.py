@@ -150,9 +150,10 @@ def test_the_constraints_hold_every_library_the_lowest_ones_at_the_lowest_versio
 
 def test_every_installation_hint_names_an_extra_that_exists():
     text = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "hf_vanilla").rglob("*.py"))
-    named = set(re.findall(r"install_hint\([\"'](\w+)[\"']\)", text))
+    hint = r"(?:install_hint\(|needs\([^()]+, )[\"'](\w+)[\"']\)"
+    named = set(re.findall(hint, text))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert {"plot", "serve"} <= named <= set(project["optional-dependencies"])
+    assert {"plot", "serve", "convert"} <= named <= set(project["optional-dependencies"])
 
 
 def test_yaml_that_would_grow_or_nest_without_end_is_refused_in_one_line(tmp_path):

@@ -19,9 +19,8 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.file_values import checked
-from hf_vanilla.loading import found_on_hub, read_settings
-from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.text.loading import load_translator, require_float
+from hf_vanilla.loading import one_line, read_settings
+from hf_vanilla.text.loading import load_translator, require_float, require_own
 
 _REFUSED = re.compile(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)")
 
@@ -45,12 +44,16 @@ def read_checkpoint(
             classes that are not allowed; the message names all of them.
         ImportError: it is trusted, and contains classes of a package that is not installed.
     """
-    path = _checked_path(Path(path))
+    path = Path(path)
+    check_toolkit(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give a checkpoint file")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        with safe_globals(list(allowed)):
-            return torch.load(path, map_location="cpu", weights_only=not trust_pickle)
+            content: Any = load_file(path)
+        else:
+            with safe_globals(list(allowed)):
+                content = torch.load(path, map_location="cpu", weights_only=not trust_pickle)
     except ModuleNotFoundError as error:
         raise ImportError(f"{path} contains classes of {error.name}: install it") from None
     except Exception as error:  # damaged files raise many different exceptions
@@ -64,6 +67,9 @@ def read_checkpoint(
             ) from None
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"{path} is incomplete or no checkpoint ({why}): get it again") from None
+    if toolkit := _toolkit_of_content(content):
+        raise ValueError(f"{path} is {toolkit}")
+    return content
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -102,7 +108,7 @@ def settings_of_type(
 
 def load_encoder_decoder(
     name: str,
-) -> tuple[VanillaForConditionalGeneration, PreTrainedTokenizerBase]:
+) -> tuple[Any, PreTrainedTokenizerBase]:
     """A translator of ours that can be converted, on the CPU, and its tokenizer.
 
     Raises:
@@ -110,10 +116,32 @@ def load_encoder_decoder(
         OSError: nothing is found under that name.
     """
     model, tokenizer = load_translator(name, device="cpu")
+    require_own(model, name)
     require_float(model, name)
-    if not isinstance(model, VanillaForConditionalGeneration):
-        raise ValueError(f"{name} is a {type(model).__name__}: give an encoder-decoder")
     return model, tokenizer
+
+
+def read_weights(source: Path) -> dict[str, Tensor]:
+    """The tensors by name of a checkpoint file, at its top or under `model`, or of a model folder.
+
+    Raises:
+        ValueError: a file is as `read_checkpoint` refuses it, or holds something else; or the
+            folder has none.
+        OSError: there is no such file.
+    """
+    files = [source]
+    if source.is_dir():
+        files = sorted(source.glob("*.safetensors")) or sorted(source.glob("pytorch_model*.bin"))
+    if not files:
+        raise ValueError(f"{source} has neither model.safetensors nor pytorch_model.bin")
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        content = read_checkpoint(file)
+        content = content.get("model", content) if isinstance(content, dict) else None
+        if not is_state_dict(content):
+            raise ValueError(f"{file} holds no state dict, at its top or under 'model'")
+        weights |= content
+    return weights
 
 
 def is_state_dict(content: Any) -> TypeGuard[dict[str, Tensor]]:
@@ -135,12 +163,12 @@ def local_folder(name: str, files: Sequence[str] | None = None) -> Path:
     """
     if Path(name).is_dir():
         return Path(name)
-    with found_on_hub(name):
+    with one_line(name, "files"):
         return Path(snapshot_download(name, allow_patterns=files))
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an `.npz` file; numpy reads plain ones only, so no code can run.
+def read_arrays(path: Path) -> dict[str, Tensor]:
+    """All arrays of an `.npz` file as tensors; numpy reads plain ones only, so no code can run.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -152,7 +180,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} cannot be read (it is no zip archive): download it again")
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            return {name: torch.from_numpy(file[name]) for name in file.files}
     except Exception as error:  # damaged files raise many different exceptions
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         if "allow_pickle" in reason:
@@ -160,14 +188,26 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} cannot be read ({reason}): download it again") from None
 
 
-def _checked_path(path: Path) -> Path:
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file")
-    if toolkit := toolkit_of_path(path):
-        raise ValueError(f"{path} is {toolkit}")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: give a checkpoint file")
-    return path
+def pieces_by_id(path: Path, ids: Mapping[str, Any], size: int) -> list[str]:
+    """The pieces of a vocabulary in the order of their ids.
+
+    Args:
+        path: of its file, for messages.
+        ids: by piece, as the file has them.
+        size: how many there must be.
+
+    Raises:
+        ValueError: the ids are not 0 to `size - 1`, each once.
+    """
+    for piece, number in ids.items():
+        if type(number) is not int:
+            raise ValueError(f"{path}: piece {piece!r} has the id {number!r}: give an integer")
+    ordered = sorted(ids, key=lambda piece: ids[piece])
+    wrong = [piece for number, piece in enumerate(ordered) if ids[piece] != number]
+    if wrong or len(ids) != size:
+        found = f"piece {wrong[0]!r} has the id {ids[wrong[0]]}" if wrong else f"it has {len(ids)}"
+        raise ValueError(f"{path} must have the ids 0 to {size - 1}, each once, and {found}")
+    return ordered
 
 
 def _foreign_classes(path: Path, allowed: Sequence[type], message: str) -> list[str]:
@@ -194,35 +234,42 @@ CLASSES = {
     "__main__.EncoderDecoder": ANNOTATED,
     "__main__.MultiHeadedAttention": ANNOTATED,
 }
-# parts of the names of weights, and keys beside them
+# whole parts of the names of weights, and keys beside them
 NAMES = {
     ".self_attn.linear_keys.": OPENNMT,
-    "model_state": JOEYNMT,
+    ".model_state.": JOEYNMT,
     ".src_src_att.": JOEYNMT,
-    ".sublayer.0.norm.a_2": ANNOTATED,
+    ".sublayer.0.norm.a_2.": ANNOTATED,
 }
 
 
-def toolkit_of_content(content: Any) -> str | None:
+def _toolkit_of_content(content: Any) -> str | None:
     """What a loaded checkpoint is, by the names in it and in its `model`."""
     if not isinstance(content, Mapping):
         return None
     inner = content.get("model")
-    names = [str(name) for name in (*content, *(inner if isinstance(inner, Mapping) else ()))]
+    names = [f".{name}." for name in (*content, *(inner if isinstance(inner, Mapping) else ()))]
     return _first(NAMES, names, str.__contains__)
 
 
-def toolkit_of_path(path: Path) -> str | None:
-    """What a file, or a folder by its files, is."""
+def check_toolkit(path: Path) -> None:
+    """Refuse a file, or a folder by its files, of a toolkit that has another converter or none.
+
+    Raises:
+        ValueError: it is one.
+        FileNotFoundError: it does not exist.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     for file in files:
-        if file.suffix == ".npz":
-            return MARIAN
+        toolkit = MARIAN if file.suffix == ".npz" else None
         if ".ckpt-" in file.name:  # a name that ends in .ckpt can be PyTorch Lightning's
-            return TENSOR2TENSOR
+            toolkit = TENSOR2TENSOR
         if file.name == "config.json" and '"fsmt"' in file.read_text("utf-8", errors="replace"):
-            return FSMT
-    return None
+            toolkit = FSMT
+        if toolkit:
+            raise ValueError(f"{path} is {toolkit}")
 
 
 def _first(table: Mapping[str, str], names: Collection[str], matches: Any) -> str | None:

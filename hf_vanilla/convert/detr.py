@@ -1,6 +1,5 @@
 """Convert published DETR models to ours and back: transformers' folders and the authors' files."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorP
 from hf_vanilla.data.image_models import load_image_model
 from hf_vanilla.files import whole_file, whole_folder
 from hf_vanilla.hub.card import carry_over
-from hf_vanilla.loading import load_saved
+from hf_vanilla.loading import load_saved, load_with_report
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.options import Options, option
 
-from .checkpoint_files import is_state_dict, local_folder, read_checkpoint, settings_of_type
+from .checkpoint_files import local_folder, read_weights, settings_of_type
 from .weight_names import (
     Names,
     count_layers,
@@ -44,6 +43,7 @@ SAME_FIELDS = (
 SEGMENTER = "detr."  # prefix of the detector inside a segmentation model
 MASK_HEADS = ("mask_head.", "bbox_attention.")
 UNUSED = "num_batches_tracked"  # of a norm whose statistics are frozen
+QUERIES = ("query_embed.weight", "model.query_position_embeddings.weight")
 AUTHORS_HEADS = 8
 
 
@@ -75,37 +75,29 @@ def convert_detr(options: DetrOptions) -> Path:
         OSError: the input is not found, or the output exists.
     """
     with whole_folder(options.output) as folder:
-        source = Path(options.input)
-        if source.is_file():
-            weights = _authors_weights(source)
+        is_file = Path(options.input).is_file()
+        source = Path(options.input) if is_file else local_folder(options.input)
+        weights = read_weights(source)
+        if is_file:
             try:
                 config = config_of_weights(weights, heads=options.heads, dilation=options.dilation)
             except KeyError as error:  # such as a file whose class head was removed
                 raise ValueError(f"{source} has no {error}: give a whole checkpoint") from None
             processor = DetrImageProcessorPil()
         else:
-            source = local_folder(options.input)
             if options.heads != AUTHORS_HEADS or options.dilation:
                 raise ValueError(
                     f"heads={options.heads} and dilation={options.dilation} are for a .pth file: "
                     f"leave them out, {options.input} has its own in config.json"
                 )
-            parts = sorted(source.glob("*.safetensors")) or [source / "pytorch_model.bin"]
-            weights = {n: w for part in parts for n, w in read_checkpoint(part).items()}
             config = config_of_folder(source)
             processor = load_saved(DetrImageProcessorPil, source)
         ours = from_detr(weights, config, origin=options.input, without_masks=options.without_masks)
-        ours.save_pretrained(folder)
-        processor.save_pretrained(folder)
-        their_config = None if source.is_file() else DetrConfig.from_pretrained(source)
-        if their_config and their_config.backbone_config.model_type == "resnet":
-            theirs, report = DetrForObjectDetection.from_pretrained(
-                source, dtype=torch.float32, output_loading_info=True
-            )
+        if not is_file and load_saved(DetrConfig, source).backbone_config.model_type == "resnet":
+            theirs, report = load_with_report(DetrForObjectDetection, source, dtype=torch.float32)
             if not report["missing_keys"]:
-                written = VanillaForObjectDetection.from_pretrained(folder).eval()
-                require_same_outputs(written, theirs.eval(), IMAGE_SIZE)
-        carry_over(options.input, folder)
+                require_same_outputs(ours, theirs.eval(), IMAGE_SIZE)
+        carry_over(options.input, folder, ours, processor)
     return Path(options.output)
 
 
@@ -127,11 +119,9 @@ def from_detr(
     Raises:
         ValueError: tensors are left over, missing or of another shape; the message names them all.
     """
-    weights = {
-        name.removeprefix(SEGMENTER): weight
-        for name, weight in weights.items()
-        if not name.endswith(UNUSED)
-    }
+    weights = _of_detector(weights, origin)
+    if weights.keys().isdisjoint(QUERIES):
+        raise ValueError(f"{origin}: these weights are not DETR's")
     masks = [name for name in weights if name.startswith(MASK_HEADS)]
     if masks and not without_masks:
         raise ValueError(
@@ -139,12 +129,8 @@ def from_detr(
             "detects no boxes: leave it out by --without_masks"
         )
     weights = {name: weight for name, weight in weights.items() if name not in masks}
-    try:
-        names = names_of(weights)
-    except ValueError as error:
-        raise ValueError(f"{origin}: {error}") from None
     model = VanillaForObjectDetection(config)
-    load_renamed(model, rename_to_ours(weights, names), origin=origin)
+    load_renamed(model, rename_to_ours(weights, PUBLISHED_NAMES), origin=origin)
     return model.eval()
 
 
@@ -186,8 +172,9 @@ def config_of_weights(
 
     Raises:
         ValueError: the names are not the authors'.
+        KeyError: a tensor is missing.
     """
-    names_of(weights)  # names the kin, if it is one
+    weights = _of_detector(weights)
     if "query_embed.weight" not in weights:
         raise ValueError("these names are not the authors': convert the folder, not its file")
     queries, d_model = weights["query_embed.weight"].shape
@@ -239,7 +226,7 @@ def convert_to_detr(options: ToDetrOptions) -> Path:
             raise FileExistsError(f"{output} exists: choose another name")
         with whole_file(output) as unfinished:
             torch.save({"model": to_authors(model)}, unfinished)
-            weights, heads = _authors_weights(unfinished), model.config.encoder_attention_heads
+            weights, heads = read_weights(unfinished), model.config.encoder_attention_heads
             config = config_of_weights(weights, heads=heads, dilation=model.config.dilation)
             require_same_outputs(from_detr(weights, config), model, IMAGE_SIZE)
         return output
@@ -268,7 +255,8 @@ def to_detr(model: VanillaForObjectDetection) -> DetrForObjectDetection:
     refuse("transformers' DETR", reasons)
     theirs = DetrForObjectDetection(DetrConfig(**fields | integers, auxiliary_loss=False))
     names = {**transformers_names(version=5), **transformers_backbone(OUR_BACKBONE)}
-    theirs.load_state_dict(_renamed(model, names))
+    renamed = rename_to_theirs(_of_detector(model.state_dict()), names)
+    load_renamed(theirs, renamed, origin="our model")
     return theirs.eval()
 
 
@@ -288,18 +276,10 @@ def to_authors(model: VanillaForObjectDetection) -> dict[str, Tensor]:
         f"{encoder} and {decoder} attention heads (there: equal)": encoder != decoder,
     }
     refuse("the authors' DETR", reasons)
-    return _renamed(model, AUTHORS_NAMES)
+    return rename_to_theirs(_of_detector(model.state_dict()), AUTHORS_NAMES).weights
 
 
 # --- inside ------------------------------------------------------------------------------------
-
-
-def _renamed(model: VanillaForObjectDetection, names: Names) -> dict[str, Tensor]:
-    weights = {n: w for n, w in model.state_dict().items() if not n.endswith(UNUSED)}
-    renamed = rename_to_theirs(weights, names)
-    if renamed.left_over or renamed.problems:
-        raise ValueError(f"no name for {', '.join([*renamed.left_over, *renamed.problems])}")
-    return renamed.weights
 
 
 def _foreign(config: Any) -> dict[str, bool]:
@@ -312,18 +292,26 @@ def _foreign(config: Any) -> dict[str, bool]:
     }
 
 
-def _authors_weights(path: Path) -> dict[str, Tensor]:
-    content = read_checkpoint(path)
-    weights = content.get("model", content) if isinstance(content, dict) else None
-    if not is_state_dict(weights):
-        raise ValueError(f"{path} holds no state dict under 'model': give a file of the authors")
-    return {name.removeprefix(SEGMENTER): weight for name, weight in weights.items()}
+def _of_detector(weights: dict[str, Tensor], origin: str = "the file") -> dict[str, Tensor]:
+    """The weights by their names in a detector, without counts that frozen norms do not use.
+
+    Raises:
+        ValueError: they are those of another model; the message says what it looks like.
+    """
+    if found := {kin for mark, kin in KIN.items() if any(mark in name for name in weights)}:
+        hint = " or ".join(sorted(found))
+        raise ValueError(f"{origin}: these weights are not DETR's: they look like {hint}")
+    return {
+        name.removeprefix(SEGMENTER): weight
+        for name, weight in weights.items()
+        if not name.endswith(UNUSED)
+    }
 
 
 # --- names --------------------------------------------------------------------------------------
 # Three choices make a published form: the names of the transformer (the authors', transformers 4,
 # transformers 5), those of the backbone (torchvision's, as timm's, or transformers' ResNet) and the
-# prefix of the backbone.
+# prefix of the backbone. A name means the same in all forms that have it.
 
 OUR_BACKBONE = "model.backbone.model."
 # parts of the names of other models' weights
@@ -393,25 +381,18 @@ def transformers_backbone(prefix: str) -> Names:
     return {prefix + name: OUR_BACKBONE + name for name in names}
 
 
-def names_of(weights: Iterable[str]) -> Names:
-    """The table of the form that these names have.
-
-    Raises:
-        ValueError: it is none of the known forms; the message says what it looks like.
-    """
-    known = set(weights)
-    if found := {kin for mark, kin in KIN.items() if any(mark in name for name in known)}:
-        hint = " or ".join(sorted(found))
-        raise ValueError(f"these weights are not DETR's: they look like {hint}")
-    if any(name.startswith("transformer.encoder.") for name in known):
-        return AUTHORS_NAMES
-    version = 5 if any(".mlp.fc1." in name for name in known) else 4
-    places = ("model.backbone.conv_encoder.model.", "model.backbone.model.")
-    prefix = next((p for p in places if any(name.startswith(p) for name in known)), None)
-    if prefix is None or "model.query_position_embeddings.weight" not in known:
-        raise ValueError("these weights are not DETR's")
-    names = transformers_names(version=version)
-    for inner in (f"{prefix}_backbone.", prefix):  # of timm, in transformers 4
-        if any(name.startswith(f"{inner}conv1.") for name in known):
-            return {**names, **torchvision_backbone(inner)}
-    return {**names, **transformers_backbone(prefix)}
+PUBLISHED_NAMES: Names = {
+    **AUTHORS_NAMES,
+    **transformers_names(version=4),
+    **transformers_names(version=5),
+    **{
+        name: ours
+        for prefix in ("model.backbone.conv_encoder.model.", OUR_BACKBONE)
+        for names in (
+            torchvision_backbone(prefix),
+            torchvision_backbone(f"{prefix}_backbone."),  # of timm, in transformers 4
+            transformers_backbone(prefix),
+        )
+        for name, ours in names.items()
+    },
+}

@@ -27,12 +27,12 @@ from hf_vanilla.loading import check_section, model_folder, read_settings
 from hf_vanilla.options import Options, option, parse_options
 from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
 from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
-from hf_vanilla.text.loading import load_translator, require_float, require_own
 from hf_vanilla.text.shards import cell
 from hf_vanilla.text.translator import Translator
 from hf_vanilla.training.recipe import Recipe, recipe_file, recipe_of
 from hf_vanilla.training.run import train
 
+from .checkpoint_files import load_encoder_decoder
 from .export import QuantizeOptions, quantize_folder
 
 logger = logging.getLogger(__name__)
@@ -84,11 +84,8 @@ def distill(options: DistillOptions) -> str:
     start = output / "start"
     candidates = CANDIDATES if options.has_model and options.target else 1
     if options.has_model:
-        model, tokenizer = load_translator(options.teacher)
-        require_own(model, f"teacher={options.teacher!r}")
-        require_float(model, options.teacher)
-        kept = _initial_layers(options.teacher, model, recipe)
-        _check_start(start, kept)
+        model, tokenizer = load_encoder_decoder(options.teacher)
+        kept = _initial_layers(options.teacher, model, recipe, start)
         line = ["--model", options.teacher, "--input", options.source]
         line += ["--output", str(output / "translations"), "--accept_failures", "True"]
         line += ["--num_beams", str(max(BEAMS, candidates)), "--n_best", str(candidates)]
@@ -148,11 +145,10 @@ def _check_files(options: DistillOptions, recipe: Recipe) -> None:
             f"--student {options.student} starts from initial_model={recipe.train.initial_model!r}:"
             f" give its teacher's folder in place of {options.teacher}, or another recipe"
         )
-    others = [options.target] if options.target else []
-    others += [] if options.has_model else [options.teacher]
+    others = [options.target, None if options.has_model else options.teacher]
     for path in (options.source, data.validation_source, data.validation_target):
         check_text_file(path)
-    for other in others:
+    for other in filter(None, others):
         for _ in read_pairs(options.source, other):  # lines correspond
             pass
 
@@ -160,15 +156,18 @@ def _check_files(options: DistillOptions, recipe: Recipe) -> None:
 # --- layers -------------------------------------------------------------------------------------
 
 
-def _initial_layers(name: str, teacher: PreTrainedModel, recipe: Recipe) -> dict[str, list[int]]:
+def _initial_layers(
+    name: str, teacher: PreTrainedModel, recipe: Recipe, start: Path
+) -> dict[str, list[int]]:
     """Which layers of the teacher the student begins with, by `LAYERS`: first, last, evenly.
 
     Raises:
-        ValueError: the student is deeper than its teacher, or of other sizes.
+        ValueError: the student is deeper than its teacher, of other sizes, or the folder `start`
+            has other layers.
     """
     section = {key: value for key, value in recipe.model.items() if key not in LAYERS}
     check_section(name, teacher.config, section)
-    kept = {}
+    kept, made = {}, read_settings(start) if start.exists() else recipe.model
     for side in LAYERS:
         there = getattr(teacher.config, side)
         wanted = recipe.model.get(side, there)
@@ -177,21 +176,13 @@ def _initial_layers(name: str, teacher: PreTrainedModel, recipe: Recipe) -> dict
                 f"the student has {side}={wanted} and its teacher {name} {there}: it begins with "
                 f"layers of its teacher; set 1 to {there}"
             )
+        if made.get(side, there) != wanted:
+            raise ValueError(
+                f"{start} was made for a student with {side}={made.get(side)}, and this one has "
+                f"{wanted}: choose another output"
+            )
         kept[side] = [round(i * (there - 1) / max(wanted - 1, 1)) for i in range(wanted)]
     return kept
-
-
-def _check_start(folder: Path, kept: dict[str, list[int]]) -> None:
-    """Refuse the start of a student with other layers."""
-    if not folder.exists():
-        return
-    config = read_settings(folder)
-    for side, layers in kept.items():
-        if config.get(side) != len(layers):
-            raise ValueError(
-                f"{folder} was made for a student with {side}={config.get(side)}, and this one has "
-                f"{len(layers)}: choose another output"
-            )
 
 
 def write_layers(
@@ -217,10 +208,9 @@ def write_layers(
         )
         setattr(model.config, side, len(numbers))
     with whole_folder(output) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
         shown = "; ".join(f"{side}: {layers[side]}" for side in LAYERS)
-        carry_over(name, folder, change=f"Its layers are those of another model: {shown}.")
+        change = f"Its layers are those of another model: {shown}."
+        carry_over(name, folder, model, tokenizer, change=change)
         (folder / ALIGNMENT_FILE).unlink(missing_ok=True)  # it may name another layer
 
 

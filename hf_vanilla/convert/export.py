@@ -123,11 +123,9 @@ def quantize_folder(options: QuantizeOptions) -> Path:
         require_float(model, options.model)
         before = model.get_memory_footprint()
         quantize(model)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
         name = public_name(options.model)
         change = f"int8 weights, made from {name} by `hf-vanilla quantize`."
-        carry_over(options.model, folder, change=change)
+        carry_over(options.model, folder, model, tokenizer, change=change)
         after = model.get_memory_footprint()
         logger.info("weights: %.1f MB in int8, %.1f MB in float32", after / 1e6, before / 1e6)
     return Path(options.output)

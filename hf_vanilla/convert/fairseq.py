@@ -14,7 +14,7 @@ from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import Options, option
 
-from .checkpoint_files import is_state_dict, read_checkpoint, toolkit_of_content, toolkit_of_path
+from .checkpoint_files import check_toolkit, is_state_dict, read_checkpoint
 from .fairseq_settings import (
     SIDES,
     config_values,
@@ -93,14 +93,11 @@ def convert_fairseq(options: FairseqOptions) -> Path:
 
 def _members(path: Path) -> list[Path]:
     """The checkpoints of a folder in the order of their numbers, or the given file."""
-    if path.exists() and (toolkit := toolkit_of_path(path)):
-        raise ValueError(f"{path} is {toolkit}")
+    check_toolkit(path)
     if path.is_file():
         if not ARCHIVES.isdisjoint(path.suffixes):
             raise ValueError(f"{path} is an archive: extract it and give its folder")
         return [path]  # under any name
-    if not path.is_dir():
-        raise FileNotFoundError(f"{path}: no such file or folder")
     found = sorted(path.glob("*.pt"), key=_natural_order)
     if not found:
         raise FileNotFoundError(f"{path} has no .pt file: give the folder of model.pt, or a file")
@@ -121,8 +118,6 @@ def _natural_order(path: Path) -> list[tuple[int, str]]:
 def _convert_one(path: Path, options: FairseqOptions, output: Path) -> None:
     checkpoint = read_checkpoint(path, allowed=[Namespace], trust_pickle=options.trust_pickle)
     weights = checkpoint.get("model") if isinstance(checkpoint, Mapping) else None
-    if toolkit := toolkit_of_content(checkpoint):
-        raise ValueError(f"{path} is {toolkit}")
     if not is_state_dict(weights):
         raise ValueError(
             f"{path} is no checkpoint of fairseq: it contains no 'model' with tensors; "
@@ -200,14 +195,12 @@ def _model(
     renamed = rename_to_ours(cut_positions(weights), names_of(is_shared=is_shared))
     try:
         values = config_values(settings)
-    except KeyError:  # missing sizes are among the faults already
-        left_over = ", ".join(sorted(renamed.left_over)) or "none"
-        faults.append(f"weights of unknown names: {left_over}")
-        raise ValueError(f"{origin} cannot be converted exactly: {'; '.join(faults)}") from None
-    try:
         config = VanillaConfig(**values, vocab_size=sizes[0], decoder_vocab_size=sizes[1])
         model = VanillaForConditionalGeneration(config)
         load_renamed(model, renamed, origin="the model", reasons=EXPLAINED)
+    except KeyError:  # missing sizes are among the faults already
+        left_over = ", ".join(sorted(renamed.left_over)) or "none"
+        faults.append(f"weights of unknown names: {left_over}")
     except (ValueError, StrictDataclassError) as error:
         faults.append(" ".join(str(error).split()))
     if faults:

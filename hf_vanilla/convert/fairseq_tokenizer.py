@@ -8,7 +8,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from hf_vanilla.data.lines import read_lines
 from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer
-from hf_vanilla.options import install_hint
+from hf_vanilla.options import needs
 
 # ids 0 to 3 of every dictionary, not listed in its file
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -229,11 +229,9 @@ def _normalizer(spec: Any) -> normalizers.Normalizer:
 
 
 def _read_proto(path: str | Path) -> Any:
-    try:
+    with needs(f"{path} is a SentencePiece model", "convert"):
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2 as protocol
-    except ImportError:
-        raise ImportError(f"{path} is a SentencePiece model: {install_hint('convert')}") from None
     proto = protocol.ModelProto()
     try:
         proto.ParseFromString(Path(path).read_bytes())

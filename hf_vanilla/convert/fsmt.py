@@ -19,16 +19,25 @@ from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer
 from hf_vanilla.options import Options, option
 from hf_vanilla.text.generation_fields import KINDS, check_fields
 
-from .checkpoint_files import local_folder, read_checkpoint, read_json, settings_of_type
+from .checkpoint_files import (
+    local_folder,
+    pieces_by_id,
+    read_json,
+    read_weights,
+    settings_of_type,
+)
 from .fairseq_settings import IDS, SIDES, SIZES, config_values, names_of
 from .fairseq_tokenizer import SPECIAL_TOKENS, tokenizer_of_merges
 from .weight_names import is_sinusoidal, load_renamed, rename_to_ours
 
 MERGES, TOKENIZER_SETTINGS = "merges.txt", "tokenizer_config.json"
-VOCABULARIES = ("vocab-src.json", "vocab-tgt.json")
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+# and the fields of the config that are their sizes
+VOCABULARIES = {"vocab-src.json": "src_vocab_size", "vocab-tgt.json": "tgt_vocab_size"}
 GENERATION = "generation_config.json"
-FILES = (*VOCABULARIES, *WEIGHTS, MERGES, TOKENIZER_SETTINGS, "config.json", GENERATION)
+FILES = (
+    *(*VOCABULARIES, MERGES, TOKENIZER_SETTINGS, "config.json", GENERATION),
+    *("model.safetensors", "pytorch_model.bin"),
+)
 PREFIX = "model."
 POSITIONS = "{side}.embed_positions.weight"
 # fields of both configs, and what FSMTConfig has where a file leaves one out
@@ -77,33 +86,10 @@ def convert_fsmt(options: FsmtOptions) -> Path:
         if not (folder / name).is_file():
             raise ValueError(f"{folder} has no {name}: the FSMT model is not whole")
     with whole_folder(options.output) as output:
-        model = _model(_read_weights(folder), settings, options.input)
+        model = _model(read_weights(folder), settings, options.input)
         model.generation_config = _decoding(folder, settings)
-        tokenizer = _tokenizer(folder, settings)
-        model.save_pretrained(output)
-        tokenizer.save_pretrained(output)
-        carry_over(options.input, output)
+        carry_over(options.input, output, model, _tokenizer(folder, settings))
     return Path(options.output)
-
-
-# --- files --------------------------------------------------------------------------------------
-
-
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """All weights in float32, by names without `model.`."""
-    path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-    if path is None:
-        raise ValueError(f"{folder} has neither {' nor '.join(WEIGHTS)}")
-    weights = read_checkpoint(path)
-    if not isinstance(weights, dict):
-        raise ValueError(f"{path} holds a {type(weights).__name__}, not tensors by name")
-    for name, weight in weights.items():
-        if not isinstance(name, str) or not isinstance(weight, Tensor):
-            raise ValueError(f"{path}: {name!r} is a {type(weight).__name__}, not a named tensor")
-    return {
-        name.removeprefix(PREFIX): weight.float() if weight.is_floating_point() else weight
-        for name, weight in weights.items()
-    }
 
 
 # --- model --------------------------------------------------------------------------------------
@@ -112,6 +98,11 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 def _model(
     weights: dict[str, Tensor], settings: Mapping[str, Any], origin: str
 ) -> VanillaForConditionalGeneration:
+    """Our model in float32, of weights whose names may begin with `model.`."""
+    weights = {
+        name.removeprefix(PREFIX): weight.float() if weight.is_floating_point() else weight
+        for name, weight in weights.items()
+    }
     source, target = (weights.get(f"{side}.embed_tokens.weight") for side in SIDES)
     output = weights.get("decoder.output_projection.weight")
     tables = [table for table in (target, output) if table is not None]
@@ -172,10 +163,13 @@ def _decoding(folder: Path, settings: Mapping[str, Any]) -> GenerationConfig:
 
 
 def _tokenizer(folder: Path, settings: Mapping[str, Any]) -> VanillaFairseqTokenizer:
-    vocabularies = [read_json(folder / name) for name in VOCABULARIES]
-    sizes = [settings["src_vocab_size"], settings["tgt_vocab_size"]]
-    sides = zip(VOCABULARIES, vocabularies, sizes, strict=True)
-    tokens = [_dictionary(folder / name, ids, size) for name, ids, size in sides]
+    tokens = []
+    for name, size in VOCABULARIES.items():
+        path = folder / name
+        pieces = pieces_by_id(path, read_json(path), settings[size])
+        if tuple(pieces[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
+            raise ValueError(f"{path} must begin with {', '.join(SPECIAL_TOKENS)}")
+        tokens.append(pieces)
     own = read_json(folder / TOKENIZER_SETTINGS) if (folder / TOKENIZER_SETTINGS).is_file() else {}
     languages = own.get("langs") or settings.get("langs")
     if not isinstance(languages, list) or len(languages) != 2:
@@ -193,16 +187,3 @@ def _tokenizer(folder: Path, settings: Mapping[str, Any]) -> VanillaFairseqToken
         normalize_punctuation=True,
         model_max_length=settings["max_position_embeddings"],
     )
-
-
-def _dictionary(path: Path, ids: Mapping[str, Any], size: int) -> list[str]:
-    """The pieces of a vocabulary in the order of their ids."""
-    for piece, number in ids.items():
-        if type(number) is not int:
-            raise ValueError(f"{path}: piece {piece!r} has the id {number!r}: give an integer")
-    ordered = sorted(ids, key=lambda piece: ids[piece])
-    is_whole = [ids[piece] for piece in ordered] == list(range(size))
-    if not is_whole or tuple(ordered[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
-        first = ", ".join(SPECIAL_TOKENS)
-        raise ValueError(f"{path} must have the ids 0 to {size - 1}, {first} first")
-    return ordered

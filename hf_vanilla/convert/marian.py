@@ -29,8 +29,8 @@ from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import Options, option
 
-from .checkpoint_files import MARIAN, load_encoder_decoder, settings_of_type, toolkit_of_path
-from .marian_npz import npz_of, read_npz, read_npz_tokenizer
+from .checkpoint_files import load_encoder_decoder, settings_of_type
+from .marian_npz import npz_of, read_npz
 from .weight_names import (
     Names,
     add_report,
@@ -40,6 +40,7 @@ from .weight_names import (
     refuse,
     rename_to_ours,
     rename_to_theirs,
+    with_zero_biases,
 )
 
 logger = logging.getLogger(__name__)
@@ -128,8 +129,7 @@ def convert_marian(options: MarianOptions) -> Path:
         if weights is None:
             theirs, tokenizer, loading, faults = _read_marian(options.input)
         else:
-            theirs, faults = read_npz(weights), []
-            tokenizer = read_npz_tokenizer(weights.parent)
+            (theirs, tokenizer), faults = read_npz(weights), []
         faults += _contradictions(tokenizer, theirs.config)
         own = "transformers" if weights is None else "marian"
         frequencies, origin = options.frequencies or own, options.input
@@ -138,9 +138,7 @@ def convert_marian(options: MarianOptions) -> Path:
         if options.check:
             same = ours if frequencies == "transformers" else read(frequencies="transformers")
             logger.info("%s", compare(theirs, same, tokenizer))
-        ours.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        carry_over(options.input, folder)
+        carry_over(options.input, folder, ours, tokenizer)
     return Path(options.output)
 
 
@@ -249,10 +247,7 @@ def _read_marian(
     name: str,
 ) -> tuple[MarianMTModel, PreTrainedTokenizerBase, dict[str, Any], list[str]]:
     """Model in float32, tokenizer, loading info, and flags that our model cannot express."""
-    # beside a config.json, files of Marian itself are not read
-    if Path(name).is_dir() and (toolkit := toolkit_of_path(Path(name))) not in (None, MARIAN):
-        raise ValueError(f"{name} is {toolkit}")
-    settings = settings_of_type(name, "marian")
+    settings = settings_of_type(name, "marian", foreign={"fsmt": "use --format fsmt"})
     faults = [
         f"{flag}={value} ({why})"
         for flag, (value, why) in FOREIGN_FLAGS.items()
@@ -344,13 +339,7 @@ def to_marian(ours: VanillaForConditionalGeneration) -> MarianMTModel:
             forced_eos_token_id=decoding.forced_eos_token_id,
         )
     )
-    renamed = rename_to_theirs(weights, NAMES)
-    renamed.weights["final_logits_bias"] = renamed.weights["final_logits_bias"].unsqueeze(0)
-    for name, weight in theirs.state_dict().items():
-        if "embed_positions" in name:
-            renamed.weights[name] = weight
-            renamed.origins[name] = name
-    load_renamed(theirs, renamed, origin="our model")
+    load_renamed(theirs, rename_to_theirs(weights, NAMES), origin="our model")
     for entry in ("length_penalty_form", "max_tokens_beyond_source"):
         vars(decoding).pop(entry, None)
     theirs.generation_config = decoding
@@ -360,11 +349,8 @@ def to_marian(ours: VanillaForConditionalGeneration) -> MarianMTModel:
 def _weights_of_their_form(ours: VanillaForConditionalGeneration) -> tuple[dict[str, Tensor], bool]:
     """All weights of MarianMTModel by our names, and whether the output stays tied."""
     config = ours.config
-    weights = dict(ours.state_dict())
-    for name, weight in ours.state_dict().items():
-        if name == "lm_head.weight" or name.endswith("_proj.weight"):
-            bias = name.removesuffix("weight") + "bias"
-            weights.setdefault(bias, weight.new_zeros(weight.shape[0]))
+    weights = with_zero_biases(ours.state_dict(), "lm_head.weight", "_proj.weight")
+    weights["lm_head.bias"] = weights["lm_head.bias"].unsqueeze(0)
     is_tied = config.tie_word_embeddings
     tables = [f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
     row = config.zero_token_id

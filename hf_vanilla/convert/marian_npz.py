@@ -6,30 +6,29 @@ numpy reads plain arrays only, so no code can run.
 
 import json
 import logging
-import math
 import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
-from hf_vanilla.file_values import checked, yaml_value
-from hf_vanilla.options import install_hint
+from hf_vanilla.file_values import checked, is_finite_number, read_yaml, yaml_value
+from hf_vanilla.options import needs
 
-from .checkpoint_files import read_arrays
+from .checkpoint_files import pieces_by_id, read_arrays
+from .weight_names import Weights, load_renamed, rename_to_theirs
 
 logger = logging.getLogger(__name__)
 
-Arrays = Mapping[str, np.ndarray]
 DECODER = "decoder.yml"
-FILE_LISTS, NUMBERS = ("models", "vocabs"), ("normalize", "word-penalty")
 _ID = re.compile(r"[0-9]{1,9}")
 SETTINGS = "special:model.yml"  # the array that holds the model's settings
 # settings, what they must be (that, or missing), and what they are called otherwise
@@ -82,48 +81,52 @@ PARTS = {
     "fc2": "ffn_{kind}2",
     "final_layer_norm": "ffn_ffn_ln_{norm}",
 }
-OUTPUT_BIAS = "decoder_ff_logit_out_b"
+OUTPUT, OUTPUT_BIAS = "decoder_ff_logit_out_W", "decoder_ff_logit_out_b"
+_VECTOR = re.compile(r"_(b\w|ln_scale|ln_bias)$")
 UNUSED = {SETTINGS, "decoder_c_mt"}
 
 
-def read_npz(path: Path) -> MarianMTModel:
-    """The model of an `.npz` file, in float32; the padding token comes behind the vocabulary.
+def read_npz(path: Path) -> tuple[MarianMTModel, PreTrainedTokenizerBase]:
+    """The model of an `.npz` file in float32, and the tokenizer of its folder.
+
+    The padding token comes behind the vocabulary.
 
     Raises:
-        ValueError: the file is damaged or has object arrays, or the model is no post-norm
+        ValueError: a file is missing or damaged or has object arrays, or the model is no post-norm
             Transformer; the message names all reasons.
     """
-    arrays = read_arrays(path)
+    folder, arrays = path.parent, read_arrays(path)
     settings = _settings(arrays, path)
-    decoder = decoder_settings(path.parent)
+    decoder = decoder_settings(folder)
+    vocabularies = _vocabularies(folder, decoder)
     model = MarianMTModel(_config(settings, arrays, path))
-    weights, left = _renamed(model, settings, arrays)
-    if left:
-        raise ValueError(f"{path} does not fit this architecture; {'; '.join(left)}")
-    model.load_state_dict(weights)
-    if decoder.get("word-penalty"):
+    padding = model.config.pad_token_id
+    weights = {n: _weight(n, array) for n, array in arrays.items() if n not in UNUSED}
+    if settings.get("output-omit-bias"):
+        weights.setdefault(OUTPUT_BIAS, torch.zeros(1, padding + 1))
+    names = {
+        name: _name_of(name, model.config, arrays)
+        for name in model.state_dict()
+        if "embed_positions" not in name
+    }
+    load_renamed(model, rename_to_theirs(weights, names), origin=str(path))
+    if decoder["word-penalty"]:
         message = "%s: word-penalty=%s has no counterpart here and is left out"
         logger.warning(message, DECODER, decoder["word-penalty"])
-    decoding, banned = model.generation_config, [model.config.pad_token_id]
+    decoding, banned = model.generation_config, [padding]
     decoding.num_beams = decoder.get("beam-size", 12)
-    decoding.length_penalty = decoder.get("normalize", 0.0)  # Marian divides by length ** normalize
+    decoding.length_penalty = decoder["normalize"]  # Marian divides by length ** normalize
     decoding.max_length = 512
-    unknown_id = read_vocabularies(path.parent)[-1].get("<unk>")
+    unknown_id = vocabularies[-1].get("<unk>")
     if unknown_id is not None and not decoder.get("allow-unk"):
         banned.append(unknown_id)  # as Marian's search, ours does not write it
     decoding.bad_words_ids = [[token_id] for token_id in banned]
     decoding.forced_eos_token_id = model.config.forced_eos_token_id
     decoding._from_model_config = False
-    return model.eval()
+    return model.eval(), _tokenizer(folder, vocabularies)
 
 
-def read_npz_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder of Marian itself.
-
-    Raises:
-        ValueError: a file is missing or damaged.
-    """
-    vocabularies = read_vocabularies(folder)
+def _tokenizer(folder: Path, vocabularies: list[dict[str, int]]) -> PreTrainedTokenizerBase:
     with tempfile.TemporaryDirectory() as name:
         for side in ("source", "target"):
             check_sentencepiece(folder / f"{side}.spm")
@@ -141,12 +144,13 @@ def read_npz_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 # --- settings -----------------------------------------------------------------------------------
 
 
-def _settings(arrays: Arrays, path: Path) -> dict[str, Any]:
+def _settings(arrays: Weights, path: Path) -> dict[str, Any]:
     """The model's settings, if it is the paper's Transformer."""
     if SETTINGS not in arrays:
         raise ValueError(f"{path} has no {SETTINGS}: it is no model of Marian")
-    text = arrays[SETTINGS].tobytes().split(b"\0")[0].decode("utf-8", errors="replace")
-    settings = read_yaml(text, f"{path}, {SETTINGS}")
+    text = arrays[SETTINGS].numpy().tobytes().split(b"\0")[0].decode("utf-8", errors="replace")
+    origin = f"{path}, {SETTINGS}"
+    settings = _given(checked(yaml_value(text, origin), dict, origin))
     faults = [
         reason.format(value=settings[name])
         for name, (allowed, reason) in REQUIRED.items()
@@ -161,7 +165,7 @@ def _settings(arrays: Arrays, path: Path) -> dict[str, Any]:
 
 
 def _check_sizes(settings: dict[str, Any], path: Path) -> None:
-    """Check the numbers of the architecture; the dropout becomes a float."""
+    """Check the numbers of the architecture."""
     origin = f"{path}, {SETTINGS}"
     for name, lowest in SIZES.items():
         value = settings.get(name, lowest)
@@ -172,21 +176,19 @@ def _check_sizes(settings: dict[str, Any], path: Path) -> None:
         raise ValueError(
             f"{origin}: dim-emb={width} must be even and a multiple of transformer-heads={heads}"
         )
-    if "transformer-dropout" in settings:
-        name = f"{origin}: transformer-dropout"
-        dropout = finite_number(settings["transformer-dropout"], name)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"{name}={dropout:g} must be in [0, 1)")
-        settings["transformer-dropout"] = dropout
+    dropout = _number(settings, "transformer-dropout", 0.1, origin)
+    if not 0 <= dropout < 1:
+        raise ValueError(f"{origin}: transformer-dropout={dropout:g} must be in [0, 1)")
 
 
-def _config(settings: Mapping[str, Any], arrays: Arrays, path: Path) -> MarianConfig:
+def _config(settings: Mapping[str, Any], arrays: Weights, path: Path) -> MarianConfig:
     is_all = bool(settings.get("tied-embeddings-all"))
     is_shared = is_all or bool(settings.get("tied-embeddings-src"))
     tables = ["Wemb"] if is_shared else ["encoder_Wemb", "decoder_Wemb"]
     for name in tables:
         if name in arrays and arrays[name].ndim != 2:
-            raise ValueError(f"{path}: {name} has shape {arrays[name].shape}, and needs two axes")
+            shape = tuple(arrays[name].shape)
+            raise ValueError(f"{path}: {name} has shape {shape}, and needs two axes")
     sizes = {len(arrays[name]) for name in tables if name in arrays}
     if len(sizes) != 1:
         found = ", ".join(map(str, sorted(sizes))) or "none"
@@ -207,7 +209,7 @@ def _config(settings: Mapping[str, Any], arrays: Arrays, path: Path) -> MarianCo
         decoder_ffn_dim=settings.get("transformer-decoder-dim-ffn") or width,
         # Marian's gelu is x * sigmoid(1.702 x)
         activation_function="quick_gelu" if activation == "gelu" else activation,
-        dropout=settings.get("transformer-dropout", 0.1),
+        dropout=float(settings.get("transformer-dropout", 0.1)),
         scale_embedding=True,
         pad_token_id=pad,
         eos_token_id=0,
@@ -220,38 +222,7 @@ def _config(settings: Mapping[str, Any], arrays: Arrays, path: Path) -> MarianCo
 # --- weights ------------------------------------------------------------------------------------
 
 
-def _renamed(
-    model: MarianMTModel, settings: Mapping[str, Any], arrays: Arrays
-) -> tuple[dict[str, Tensor], list[str]]:
-    """The arrays as weights of MarianMTModel, and what is wrong with them."""
-    weights, used, faults = {}, set(UNUSED), []
-    for name, expected in model.state_dict().items():
-        if "embed_positions" in name:
-            weights[name] = expected
-            continue
-        theirs = _name_of(name, model.config)
-        if theirs == "decoder_ff_logit_out_W" and f"{theirs}t" in arrays:
-            theirs = f"{theirs}t"
-        used.add(theirs)
-        if theirs not in arrays:
-            is_bias = theirs == OUTPUT_BIAS and settings.get("output-omit-bias")
-            weights[name] = torch.zeros_like(expected)
-            faults += [] if is_bias else [f"missing: {theirs}"]
-            continue
-        array = arrays[theirs]
-        if array.dtype.kind != "f":
-            faults.append(f"{theirs} has dtype {array.dtype}")
-            continue
-        weight = _weight(array, theirs, expected) if array.ndim == 2 or expected.dim() < 2 else None
-        if weight is None or weight.shape != expected.shape:
-            faults.append(f"{theirs} has shape {array.shape}")
-            continue
-        weights[name] = weight
-    faults += [f"left over: {name}" for name in sorted(arrays.keys() - used)]
-    return weights, faults
-
-
-def _name_of(name: str, config: MarianConfig) -> str:
+def _name_of(name: str, config: MarianConfig, arrays: Weights) -> str:
     """Marian's name of a weight of MarianMTModel."""
     if name == "final_logits_bias":
         return OUTPUT_BIAS
@@ -263,24 +234,24 @@ def _name_of(name: str, config: MarianConfig) -> str:
         return f"{path[0]}_l{int(path[2]) + 1}_{part}"
     is_output = name == "lm_head.weight"
     if is_output and not config.tie_word_embeddings:
-        return "decoder_ff_logit_out_W"
+        return f"{OUTPUT}t" if f"{OUTPUT}t" in arrays else OUTPUT
     if config.share_encoder_decoder_embeddings:
         return "Wemb"
     return "decoder_Wemb" if is_output or path[:1] == ["decoder"] else "encoder_Wemb"
 
 
-def _weight(array: np.ndarray, name: str, expected: Tensor) -> Tensor:
-    """An array in the layout of torch, with a row of zeros for the padding token."""
-    weight = torch.from_numpy(array.astype(np.float32))
+def _weight(name: str, array: Tensor) -> Tensor:
+    """An array in the layout of torch, with zeros for the padding token."""
+    weight = array.float() if array.is_floating_point() else array
     if name == OUTPUT_BIAS:
-        return torch.nn.functional.pad(weight.reshape(1, -1), (0, 1))
-    if expected.dim() == 1:
+        return pad(weight.reshape(1, -1), (0, 1))
+    if _VECTOR.search(name):
         return weight.reshape(-1)
+    if weight.dim() != 2:
+        return weight
     if name.endswith(("Wemb", "_Wt")):
-        return torch.nn.functional.pad(weight, (0, 0, 0, 1))
-    if name == "decoder_ff_logit_out_W":
-        return torch.nn.functional.pad(weight.T, (0, 0, 0, 1)).contiguous()
-    return weight.T.contiguous()
+        return pad(weight, (0, 0, 0, 1))
+    return (pad(weight, (0, 1)) if name == OUTPUT else weight).T
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -307,68 +278,63 @@ def npz_of(folder: Path) -> Path | None:
     return named[0]
 
 
-def read_yaml(text: str, origin: str) -> dict[str, Any]:
-    """The settings in a YAML text; Marian writes one that is not set as null, and it is left out.
-
-    Raises:
-        ValueError: the text is no mapping.
-    """
-    content = checked(yaml_value(text, origin), dict, origin)
-    return {name: value for name, value in content.items() if value is not None}
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the settings that are not set, which Marian writes as null."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
-def finite_number(value: Any, name: str) -> float:
-    """A number of a YAML file as a float; YAML 1.1 reads one like 1e-05 as text.
-
-    Raises:
-        ValueError: it is none, or not finite.
-    """
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{name}={value!r} must be a finite number")
-    return number
+def _number(settings: Mapping[str, Any], name: str, default: float, origin: str) -> float:
+    value = settings.get(name, default)
+    if not is_finite_number(value):
+        raise ValueError(f"{origin}: {name}={value!r} must be a finite number")
+    return float(value)
 
 
 def decoder_settings(folder: Path) -> dict[str, Any]:
-    """The settings in `decoder.yml`; numbers become floats. Empty without the file.
+    """The settings in `decoder.yml`; empty without the file.
 
     Raises:
         ValueError: the file is damaged, or a value is impossible.
     """
     path = folder / DECODER
-    settings = read_yaml(_text(path), str(path)) if path.is_file() else {}
-    for name in FILE_LISTS:
+    settings = _given(read_yaml(path) if path.is_file() else {})
+    for name in ("models", "vocabs"):
         value = settings.get(name, [])
         if not isinstance(value, list) or not all(isinstance(file, str) for file in value):
             raise ValueError(f"{path}: {name}={value!r} must be a list of file names")
     beams = settings.get("beam-size", 1)
     if type(beams) is not int or beams < 1:
         raise ValueError(f"{path}: beam-size={beams!r} must be an integer, at least 1")
-    for name in NUMBERS:
-        if name in settings:
-            settings[name] = finite_number(settings[name], f"{path}: {name}")
+    for name in ("normalize", "word-penalty"):
+        settings[name] = _number(settings, name, 0.0, str(path))
     return settings
 
 
-def read_vocabularies(folder: Path) -> list[dict[str, int]]:
+def _vocabularies(folder: Path, decoder: Mapping[str, Any]) -> list[dict[str, int]]:
     """The ids of all pieces: one vocabulary, or those of source and target.
 
     Raises:
         ValueError: a file is missing or damaged, or its ids are not 0 to n - 1, each once.
     """
-    names = [Path(name).name for name in decoder_settings(folder).get("vocabs", [])]
+    names = [Path(name).name for name in decoder.get("vocabs", [])]
     paths = [folder / name for name in dict.fromkeys(names)]
     paths = paths or sorted(folder.glob("*vocab.yml"))
     if not paths or not all(path.is_file() for path in paths) or len(paths) > 2:
         raise ValueError(f"{folder} has no vocabulary: put the .yml that {DECODER} names there")
+    found = []
     for path in paths:
         if path.suffix not in (".yml", ".yaml", ".json"):
             kind = {".fsv": "factored", ".spm": "a SentencePiece model"}.get(path.suffix, "text")
             raise ValueError(f"{path}: this vocabulary is {kind}; give one in YAML or JSON")
-    return [_vocabulary(path) for path in paths]
+        entries = _entries(path)
+        if not entries:
+            raise ValueError(f"{path} must hold the id of each piece")
+        ids = {piece: int(n) if _ID.fullmatch(str(n)) else n for piece, n in entries}
+        if twice := [piece for piece, n in Counter(piece for piece, _ in entries).items() if n > 1]:
+            raise ValueError(f"{path}: piece {twice[0]!r} is there twice: remove one")
+        pieces_by_id(path, ids, len(ids))
+        found.append(ids)
+    return found
 
 
 def check_sentencepiece(path: Path) -> None:
@@ -380,44 +346,13 @@ def check_sentencepiece(path: Path) -> None:
     """
     if not path.is_file():
         raise ValueError(f"{path.parent} has no {path.name}: put both SentencePiece models there")
-    try:
+    with needs(f"{path} is a SentencePiece model", "convert"):
         from sentencepiece import SentencePieceProcessor
-    except ImportError:
-        raise ImportError(f"{path} is a SentencePiece model: {install_hint('convert')}") from None
     try:
         SentencePieceProcessor(model_file=str(path))
     except Exception as error:  # damaged files raise many different exceptions
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} cannot be read ({reason:.80}): download it again") from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error.reason}): download it again") from None
-
-
-def _vocabulary(path: Path) -> dict[str, int]:
-    entries = _entries(path)
-    if not entries:
-        raise ValueError(f"{path} must hold the id of each piece")
-    ids: dict[str, int] = {}
-    pieces: dict[int, str] = {}
-    for piece, value in entries:
-        if not isinstance(value, str) or not _ID.fullmatch(value):
-            raise ValueError(f"{path}: piece {piece!r} has the id {value!r}: give an integer")
-        if piece in ids:
-            raise ValueError(f"{path}: piece {piece!r} is there twice: remove one")
-        number = ids[piece] = int(value)
-        if number >= len(entries):
-            raise ValueError(
-                f"{path}: piece {piece!r} has the id {number}, but {len(entries)} pieces must have "
-                f"the ids 0 to {len(entries) - 1}"
-            )
-        if (other := pieces.setdefault(number, piece)) != piece:
-            raise ValueError(f"{path}: pieces {other!r} and {piece!r} have the same id {number}")
-    return ids
 
 
 def _entries(path: Path) -> list[tuple[str, Any]]:
@@ -426,11 +361,10 @@ def _entries(path: Path) -> list[tuple[str, Any]]:
     yaml-cpp, which Marian uses, leaves `no`, `01` and `<<` without quotes and reads every key as
     text. So the nodes are read here, without the types of YAML 1.1.
     """
-    text = _text(path)
     try:
+        text = path.read_text(encoding="utf-8")
         if text.lstrip().startswith("{"):  # JSON has escapes that YAML has not
-            content = json.loads(text, object_pairs_hook=tuple, parse_int=str)
-            return list(content)
+            return list(json.loads(text, object_pairs_hook=tuple, parse_int=str))
         root = yaml.compose(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
     except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())

@@ -24,7 +24,7 @@ from hf_vanilla.models.configuration_vanilla import (
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import Options, option
 
-from .checkpoint_files import is_state_dict, read_checkpoint, toolkit_of_content
+from .checkpoint_files import is_state_dict, read_checkpoint
 from .weight_names import (
     Names,
     Weights,
@@ -127,8 +127,6 @@ def torch_names(options: TorchOptions) -> Names:
 
 def _state_dict(content: Any, options: TorchOptions) -> dict[str, Tensor]:
     path, entry = options.input, options.entry
-    if toolkit := toolkit_of_content(content):
-        raise ValueError(f"{path} is {toolkit}")
     if entry:
         if not isinstance(content, Mapping) or entry not in content:
             raise ValueError(f"{path} has no entry {entry!r}; it contains {_described(content)}")

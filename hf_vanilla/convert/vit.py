@@ -26,13 +26,13 @@ from hf_vanilla.options import Options, option
 from .checkpoint_files import settings_of_type
 from .weight_names import (
     Names,
-    Renamed,
     add_report,
     load_renamed,
     refuse,
     rename_to_ours,
     rename_to_theirs,
     require_same_outputs,
+    with_zero_biases,
 )
 
 logger = logging.getLogger(__name__)
@@ -115,10 +115,8 @@ def convert_vit(options: VitOptions) -> Path:
         theirs, loading = _read_vit(options.input)
         ours = from_vit(theirs, origin=options.input, loading=loading)
         processor = read_image_processor(options.input, ours.config)
-        ours.save_pretrained(folder)
-        processor.save_pretrained(folder)
+        carry_over(options.input, folder, ours, processor)
         require_same_outputs(read_image_model(str(folder)), theirs, ours.config.image_height_width)
-        carry_over(options.input, folder)
     return Path(options.output)
 
 
@@ -161,10 +159,10 @@ def from_vit(
     kind = VanillaVitModel if is_body else VanillaForImageClassification
     ours = kind(VanillaVitConfig(**fields, has_pooler=has_pooler))
     weights = theirs.state_dict()
+    if not config.qkv_bias:
+        weights = with_zero_biases(weights, "q_proj.weight", "k_proj.weight", "v_proj.weight")
     names = MODEL_NAMES if is_body else CLASSIFIER_NAMES
     renamed = rename_to_ours(weights, names)
-    if not config.qkv_bias:
-        add_zero_biases(renamed, ours)
     if is_body and (config.pooler_act != "tanh" or config.pooler_output_size != config.hidden_size):
         renamed.problems.append(
             f"pooler_act={config.pooler_act!r}, pooler_output_size={config.pooler_output_size} "
@@ -230,14 +228,6 @@ def authors_processor(config: VanillaVitConfig) -> ViTImageProcessorPil:
     height, width = config.image_height_width
     size, half = {"height": height, "width": width}, [0.5] * config.num_channels
     return ViTImageProcessorPil(size=size, do_convert_rgb=True, image_mean=half, image_std=half)
-
-
-def add_zero_biases(renamed: Renamed, ours: PreTrainedModel) -> None:
-    """Zeros for biases on queries, keys and values that the other model does not have."""
-    for name, weight in ours.state_dict().items():
-        if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")):
-            renamed.weights.setdefault(name, torch.zeros_like(weight))
-            renamed.origins.setdefault(name, name)
 
 
 # --- inside ------------------------------------------------------------------------------------

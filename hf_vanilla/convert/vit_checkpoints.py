@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import ViTImageProcessorPil
@@ -20,9 +19,9 @@ from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.options import Options, option
 
-from .checkpoint_files import local_folder, read_arrays, read_checkpoint, read_json
-from .vit import add_zero_biases, authors_processor
-from .weight_names import Names, count_layers, load_renamed, rename_to_ours
+from .checkpoint_files import local_folder, read_arrays, read_json, read_weights
+from .vit import authors_processor
+from .weight_names import Names, count_layers, load_renamed, rename_to_ours, with_zero_biases
 
 _LAYER = "model.layers.{n}"
 TIMM_NAMES: Names = {
@@ -81,11 +80,8 @@ def convert_timm(options: TimmOptions) -> Path:
             settings = read_json(config) if config.is_file() else {}
             if "pretrained_cfg" not in settings:  # older files have all in one dict
                 settings |= {"pretrained_cfg": {**settings}, "label_names": settings.get("labels")}
-        weights = read_checkpoint(path)
-        ours = from_timm(weights, settings, origin=options.input, heads=options.heads)
-        ours.save_pretrained(folder)
-        timm_processor(ours.config, settings).save_pretrained(folder)
-        carry_over(options.input, folder)
+        ours = from_timm(read_weights(path), settings, origin=options.input, heads=options.heads)
+        carry_over(options.input, folder, ours, timm_processor(ours.config, settings))
     return Path(options.output)
 
 
@@ -119,12 +115,10 @@ def from_timm(
         )
     if "fc_norm.weight" in weights:
         names["fc_norm.{kind}"] = names.pop("norm.{kind}")
-    config = _timm_config(weights, settings, origin, heads)
-    ours = VanillaForImageClassification(config)
-    renamed = rename_to_ours(weights, names)
+    ours = VanillaForImageClassification(_timm_config(weights, settings, origin, heads))
     if "blocks.0.attn.qkv.bias" not in weights:
-        add_zero_biases(renamed, ours)
-    load_renamed(ours, renamed, origin=origin, reasons=TIMM_FOREIGN)
+        weights = with_zero_biases(weights, ".qkv.weight")
+    load_renamed(ours, rename_to_ours(weights, names), origin=origin, reasons=TIMM_FOREIGN)
     return ours.eval()
 
 
@@ -179,9 +173,8 @@ def _timm_config(
     labels = settings.get("label_names") or pretrained.get("label_names")
     if isinstance(labels, dict):  # where ids have gaps
         labels = [labels.get(str(index), f"LABEL_{index}") for index in range(len(head))]
-    classes: dict[str, Any] = {"num_labels": len(head)}
-    if labels:
-        classes = label_fields([str(label) for label in labels])
+    names = [str(label) for label in labels or ()]
+    classes: dict[str, Any] = label_fields(names) if names else {"num_labels": len(head)}
     return VanillaVitConfig(
         image_size=list(size[1:]),
         patch_size=patch,
@@ -255,7 +248,7 @@ def convert_google_vit(options: GoogleVitOptions) -> Path:
 
 
 def from_google(
-    arrays: dict[str, np.ndarray], *, origin: str = "the file", image_height: int | None = None
+    arrays: dict[str, Tensor], *, origin: str = "the file", image_height: int | None = None
 ) -> VanillaForImageClassification:
     """Our model with the weights and the function of the authors' arrays.
 
@@ -268,17 +261,14 @@ def from_google(
         ValueError: arrays are left over, missing, or of a wrong shape; the message names them all.
     """
     config = _google_config(arrays, origin, image_height)
-    weights = {
-        name.replace("/", "."): torch.from_numpy(_to_ours(name, array).copy())
-        for name, array in arrays.items()
-    }
+    weights = {n.replace("/", "."): _to_ours(n, weight) for n, weight in arrays.items()}
     ours = VanillaForImageClassification(config)
     load_renamed(ours, rename_to_ours(weights, GOOGLE_NAMES), origin=origin, reasons=GOOGLE_FOREIGN)
     return ours.eval()
 
 
 def _google_config(
-    arrays: dict[str, np.ndarray], origin: str, image_height: int | None
+    arrays: dict[str, Tensor], origin: str, image_height: int | None
 ) -> VanillaVitConfig:
     """Every size, from the shapes of the arrays."""
     needed = {
@@ -288,7 +278,7 @@ def _google_config(
         "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel": 3,
         "head/kernel": 2,
     }
-    found = [arrays[name] if name in arrays else np.zeros(0) for name in needed]
+    found = [arrays.get(name, torch.zeros(())) for name in needed]
     wrong = [name for name, array in zip(needed, found, strict=True) if array.ndim != needed[name]]
     if wrong:
         raise ValueError(f"{origin} is no ViT of the authors: wrong or missing {', '.join(wrong)}")
@@ -313,16 +303,16 @@ def _google_config(
     )
 
 
-def _to_ours(name: str, array: np.ndarray) -> np.ndarray:
+def _to_ours(name: str, array: Tensor) -> Tensor:
     """An array in the shape of our weight."""
-    if name == "embedding/kernel" and array.ndim == 4:
-        return array.transpose(3, 2, 0, 1)  # (height, width, C, D) -> (D, C, height, width)
-    parts = name.split("/")
-    is_input = len(parts) > 1 and parts[-2] in ("query", "key", "value")
-    if parts[-1] == "bias" and is_input:
+    *_, module, kind = ("", *name.split("/"))
+    if kind == "bias":
         return array.reshape(-1)  # (N, K) -> (N K,)
-    if parts[-1] == "kernel" and is_input:
-        return array.reshape(array.shape[0], -1).T  # (D, N, K) -> (N K, D)
-    if parts[-2:] == ["out", "kernel"]:
-        return array.reshape(-1, array.shape[-1]).T  # (N, K, D) -> (D, N K)
-    return array.T if parts[-1] == "kernel" else array
+    if kind != "kernel":
+        return array
+    if array.ndim == 4:
+        return array.permute(3, 2, 0, 1)  # (height, width, C, D) -> (D, C, height, width)
+    if array.ndim == 3:  # (N, K, D) of the output, (D, N, K) of queries, keys and values
+        size = (-1, array.shape[2]) if module == "out" else (array.shape[0], -1)
+        array = array.reshape(size)
+    return array.T

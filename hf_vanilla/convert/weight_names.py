@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 
 from hf_vanilla.models.positions_vanilla import sinusoid
 
-Names = Mapping[str, str | tuple[str, ...] | None]
+_Side = str | tuple[str, ...] | None
+Names = Mapping[str, _Side]
 Weights = Mapping[str, Tensor]
-_Row = tuple[tuple[str, ...], tuple[str, ...]]
 _ESCAPED_BRACES = re.compile(r"\\\{(\w+)\\\}")
 
 
@@ -49,8 +49,7 @@ def rename_to_ours(weights: Weights, names: Names) -> Renamed:
     Two tensors may get the same name, such as tied weights that were stored twice, if they are
     exactly equal.
     """
-    rows: list[_Row] = [((theirs,), _as_tuple(ours)) for theirs, ours in names.items()]
-    return _rename(weights, rows)
+    return _rename(weights, names.items())
 
 
 def rename_to_theirs(weights: Weights, names: Names) -> Renamed:
@@ -58,8 +57,7 @@ def rename_to_theirs(weights: Weights, names: Names) -> Renamed:
 
     A weight is copied to every name that the table has for it.
     """
-    rows: list[_Row] = [(_as_tuple(ours), (theirs,)) for theirs, ours in names.items() if ours]
-    return _rename(weights, rows)
+    return _rename(weights, [(ours, theirs) for theirs, ours in names.items() if ours])
 
 
 def add_report(renamed: Renamed, loading: Mapping[str, Any], *, missing: Collection[str]) -> None:
@@ -84,7 +82,8 @@ def load_renamed(
 ) -> None:
     """Load all renamed weights into a model; if any does not fit, raise and load none.
 
-    Of weights that are tied in the model, one is enough; several must be equal.
+    Of weights that are tied in the model, one is enough; several must be equal. Tables that the
+    model computes and does not save are kept.
 
     Args:
         model: a new model of the right config.
@@ -97,7 +96,8 @@ def load_renamed(
             all of them.
     """
     tied = model.all_tied_weights_keys
-    expected = {name: weight for name, weight in model.state_dict().items() if name not in tied}
+    apart = {*tied, *(model._keys_to_ignore_on_save or ())}
+    expected = {name: weight for name, weight in model.state_dict().items() if name not in apart}
     found = Renamed(left_over=[*renamed.left_over], problems=[*renamed.problems])
     for name, weight in renamed.weights.items():
         target = tied.get(name, name)
@@ -141,6 +141,21 @@ def refuse(target: str, reasons: Mapping[str, Any]) -> None:
         raise ValueError(f"{target} cannot express this model: {'; '.join(found)}")
 
 
+def with_zero_biases(weights: Weights, *ends: str) -> dict[str, Tensor]:
+    """The weights, and zeros for the biases that linear layers do not have.
+
+    Args:
+        weights: by name.
+        ends: of the names of the layers' weights, such as `"q_proj.weight"`.
+    """
+    biases = {
+        f"{name.removesuffix('weight')}bias": weight.new_zeros(weight.shape[:1])
+        for name, weight in weights.items()
+        if name.endswith(ends)
+    }
+    return biases | dict(weights)
+
+
 def count_layers(names: Iterable[str], prefix: str) -> int:
     """How many different numbers follow `prefix` in names."""
     found = (re.match(rf"{re.escape(prefix)}(\d+)", name) for name in names)
@@ -178,29 +193,21 @@ def is_zero_at(row: int | None, *tables: Tensor) -> bool:
 # --- inside ------------------------------------------------------------------------------------
 
 
-def _as_tuple(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else names or ()
-
-
-def _rename(weights: Weights, rows: list[_Row]) -> Renamed:
+def _rename(weights: Weights, rows: Iterable[tuple[_Side, _Side]]) -> Renamed:
     """Per row: concatenate the left tensors along axis 0, split them for the right names."""
-    renamed = Renamed()
-    matchers = [[_expression(pattern) for pattern in row[0]] for row in rows]
-    # key: row number and the values of its braces; value: names of the tensors, by position
-    groups: dict[tuple[int, tuple[tuple[str, str], ...]], dict[int, str]] = defaultdict(dict)
-    for name in weights:
-        is_known = False
-        for number, row in enumerate(matchers):
-            for position, expression in enumerate(row):
-                if match := expression.fullmatch(name):
-                    groups[number, tuple(sorted(match.groupdict().items()))][position] = name
-                    is_known = True
-        if not is_known:
-            renamed.left_over.append(name)
-    for (number, braces), members in groups.items():
-        sources, targets = rows[number]
-        parts = [members.get(position, "") for position in range(len(sources))]
-        _move(weights, parts, [pattern.format(**dict(braces)) for pattern in targets], renamed)
+    renamed, known = Renamed(), set[str]()
+    for row in rows:
+        sources, targets = ((side,) if isinstance(side, str) else side or () for side in row)
+        # values of the braces -> names of the tensors, by position
+        groups: dict[tuple[tuple[str, str], ...], dict[int, str]] = defaultdict(dict)
+        for position, pattern in enumerate(sources):
+            for match in filter(None, map(_expression(pattern).fullmatch, weights)):
+                groups[tuple(sorted(match.groupdict().items()))][position] = match[0]
+        for braces, members in groups.items():
+            known.update(members.values())
+            parts = [members.get(position, "") for position in range(len(sources))]
+            _move(weights, parts, [name.format(**dict(braces)) for name in targets], renamed)
+    renamed.left_over.extend(name for name in weights if name not in known)
     return renamed
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from hf_vanilla.loading import load_rows
-from hf_vanilla.options import install_hint
+from hf_vanilla.options import needs
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -402,12 +402,8 @@ def _fingerprints(contents: Sequence[bytes], numbers: Sequence[int] | np.ndarray
 
 
 def _built_in_digits(split: str) -> LabelledImages:
-    try:
+    with needs("the built-in digits come with scikit-learn", "demo"):
         from sklearn.datasets import load_digits
-    except ImportError:
-        raise ImportError(
-            f"the built-in digits come with scikit-learn: {install_hint('demo')}"
-        ) from None
     digits = load_digits()
     images = digit_images(digits.images, digits.target, origin=BUILT_IN_DIGITS)
     count, half = len(images), len(images) // 2

@@ -197,16 +197,19 @@ def _stated(name: str, pattern: str) -> tuple[str, ...]:
     return stated.groups() if stated else ()
 
 
-def carry_over(source: str, folder: Path, *, change: str | None = None) -> None:
-    """Write card and alignment head of a model beside weights that were made from it.
+def carry_over(source: str, folder: Path, *parts: Any, change: str | None = None) -> None:
+    """Write a model that was made from another one, with the card and alignment head of that.
 
     Args:
         source: model folder or Hub id; what it does not have is not written.
         folder: of the new weights.
+        *parts: model and processor to save there, if they are not there yet.
         change: what was done to the weights, a sentence for the card. The scores of the card are
             then those of `source`: the card says so, and loses those that the Hub shows as this
             model's. None: the model was converted, with the same outputs.
     """
+    for part in parts:
+        part.save_pretrained(folder)
     if (head := file_of(source, ALIGNMENT_FILE)) is not None:
         shutil.copyfile(head, folder / ALIGNMENT_FILE)
     if (card := file_of(source, CARD_FILE)) is None:

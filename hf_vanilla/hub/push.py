@@ -14,14 +14,13 @@ from typing import Any
 
 import yaml
 from huggingface_hub import CommitOperationAdd, ModelCard, create_branch, create_commit, create_repo
-from transformers import PreTrainedModel
 
 from hf_vanilla.families import load_part, task_entry
 from hf_vanilla.loading import load_folder, model_folder, task_of_model
 from hf_vanilla.models.saving_vanilla import save_with_code
 from hf_vanilla.options import Options, option
 
-from .card import ALIGNMENT_FILE, CARD_FILE, bare_card, file_of, pushed_card
+from .card import ALIGNMENT_FILE, CARD_FILE, bare_card, pushed_card
 
 SPACE_CARD = """\
 ---
@@ -48,54 +47,53 @@ class PushOptions(Options):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Repository:
-    """Where a model is pushed to.
-
-    Attributes:
-        repo_id: `USER/NAME`, or a name alone for the user's own.
-        private: whether a new repository is private; None: as the account's default.
-        revision: branch, made if it is new; None: the main one.
-        token: of the user; None: the one of `hf auth login`.
-    """
-
-    repo_id: str
-    private: bool | None = None
-    revision: str | None = None
-    token: str | None = None
-
-
 def push_folder(options: PushOptions) -> str:
     """Push model, tokenizer, generation config, card and alignment head of a folder.
+
+    Everything is one commit, so that the repository is never half a model.
 
     Returns:
         The address of the repository.
 
     Raises:
         ValueError: the folder holds no model, or its card is damaged.
-        OSError: the Hub refuses; nothing of the model is there then.
+        OSError: the Hub refuses; the repository is then as it was, or empty if it is new.
     """
     folder = Path(model_folder(options.model))
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; give one that training wrote")
-    private = options.private or None  # False would publish where the default is private
-    to = Repository(repo_id=options.repo_id, private=private, revision=options.revision)
     if options.space and options.with_code:
         raise ValueError("space and with_code: a Space has no code of the model; give one of them")
     if options.space:
-        return _push_space(folder, to)
+        return _push_space(folder, options)
     model, tokenizer = load_folder(folder)
-    file, title = folder / CARD_FILE, folder.resolve().name
-    kind = model.config.model_type
+    card = _card_of(folder, model.config.model_type)
+    with tempfile.TemporaryDirectory() as name:
+        pushed = Path(name)
+        if options.with_code:
+            save_with_code(model, pushed, tokenizer)
+        else:
+            model.save_pretrained(pushed)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(pushed)
+        if (head := folder / ALIGNMENT_FILE).is_file():
+            shutil.copyfile(head, pushed / ALIGNMENT_FILE)
+        with _made(options) as made:
+            pushed_card(card, made.repo_id, with_code=options.with_code).save(pushed / CARD_FILE)
+            return _commit(pushed, made, options, "Push model, tokenizer and card")
+
+
+def _card_of(folder: Path, model_type: str) -> ModelCard:
+    """The card of a folder, or a bare one where it has none."""
+    if not (file := folder / CARD_FILE).is_file():
+        return bare_card(folder.resolve().name, model_type)
     try:
-        card = ModelCard.load(file) if file.is_file() else bare_card(title, kind)
+        return ModelCard.load(file)
     except yaml.YAMLError as error:
         raise ValueError(f"{file}: its metadata is not YAML: {error}: correct it") from None
-    head = file_of(str(folder), ALIGNMENT_FILE)
-    return push_model(model, tokenizer, card, to, with_code=options.with_code, head=head)
 
 
-def _push_space(model: Path, to: Repository) -> str:
+def _push_space(model: Path, to: PushOptions) -> str:
     """Push the page of a model with everything that it needs.
 
     Raises:
@@ -116,49 +114,8 @@ def _push_space(model: Path, to: Repository) -> str:
             return _commit(page, made, to, "Push the page", repo_type="space")
 
 
-def push_model(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    card: ModelCard,
-    repository: Repository,
-    *,
-    with_code: bool,
-    head: Path | None = None,
-) -> str:
-    """Push everything in one commit, so that the repository is never half a model.
-
-    Args:
-        model: its weights, config and generation config are pushed.
-        tokenizer: tokenizer or image processor of the model; None: it has none.
-        card: its example is changed to load the model from the repository.
-        repository: made if it is new.
-        with_code: whether to push the model's code too.
-        head: file that `hf-vanilla align` wrote beside the model, if any.
-
-    Returns:
-        The address of the repository.
-
-    Raises:
-        OSError: the Hub refuses; the repository is then as it was, or empty if it is new.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if with_code:
-            save_with_code(model, folder, tokenizer)
-        else:
-            model.save_pretrained(folder)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(folder)
-        if head is not None:
-            shutil.copyfile(head, folder / ALIGNMENT_FILE)
-        with _made(repository) as made:
-            pushed_card(card, made.repo_id, with_code=with_code).save(folder / CARD_FILE)
-            return _commit(folder, made, repository, "Push model, tokenizer and card")
-
-
-def _commit(folder: Path, made: Any, to: Repository, message: str, **kind: Any) -> str:
+def _commit(folder: Path, made: Any, to: PushOptions, message: str, **kind: Any) -> str:
     """All files of a folder in one commit; returns the address."""
-    kind["token"] = to.token
     if to.revision is not None:
         create_branch(made.repo_id, branch=to.revision, exist_ok=True, **kind)
     # not upload_folder: newer clients divide what it uploads into several commits
@@ -169,13 +126,14 @@ def _commit(folder: Path, made: Any, to: Repository, message: str, **kind: Any) 
 
 
 @contextmanager
-def _made(to: Repository, **kind: str) -> Iterator[Any]:
+def _made(to: PushOptions, **kind: Any) -> Iterator[Any]:
     """The repository, made if it is new, whose owner is the user where none is named.
 
     Errors of network, login and server, each of a class of its own, become one `OSError`.
     """
+    private = to.private or None  # False would publish where the default is private
     try:
-        yield create_repo(to.repo_id, private=to.private, exist_ok=True, token=to.token, **kind)
+        yield create_repo(to.repo_id, private=private, exist_ok=True, **kind)
     except Exception as error:
         chain: list[BaseException] = [error]
         while (cause := chain[-1].__cause__) is not None:

@@ -3,7 +3,7 @@
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,16 @@ class Family:
         config: the config class.
         models: name of an Auto class -> model class, or several, of which the config's
             `architectures` choose and the first is the default.
-        processors: what goes with the model: name of an Auto class and the keyword of its
-            `register`, with the class or classes. The last one of an Auto class is the default.
-            A name that starts with `transformers.` is a class of transformers.
+        tokenizers: keyword of `AutoTokenizer.register` -> class; the last one is the default.
+        image_processor: class that computes with Pillow; empty: the model reads no images.
+
+    A name that starts with `transformers.` is a class of transformers.
     """
 
     config: str
     models: Mapping[str, str | tuple[str, ...]]
-    processors: tuple[tuple[str, str, Any], ...] = ()
-
-
-def _image_processor(name: str) -> tuple[str, str, Any]:
-    """The row of an image processor that computes with Pillow."""
-    return "AutoImageProcessor", "image_processor_classes", {"pil": name}
+    tokenizers: Mapping[str, str] = field(default_factory=dict)
+    image_processor: str = ""
 
 
 # its code is saved beside the weights
@@ -51,10 +48,10 @@ FAMILIES = {
                 "modeling_vanilla_one_sided.VanillaForSequenceClassification"
             ),
         },
-        processors=(
-            ("AutoTokenizer", "tokenizer_class", TOKENIZER_WITH_CODE),
-            ("AutoTokenizer", "fast_tokenizer_class", "tokenization_vanilla.VanillaTokenizer"),
-        ),
+        tokenizers={
+            "tokenizer_class": TOKENIZER_WITH_CODE,
+            "fast_tokenizer_class": "tokenization_vanilla.VanillaTokenizer",
+        },
     ),
     "vanilla_agentformer": Family(
         config="configuration_vanilla_agentformer.VanillaAgentFormerConfig",
@@ -71,7 +68,7 @@ FAMILIES = {
             "AutoModel": "modeling_vanilla_detr.VanillaDetrModel",
             "AutoModelForObjectDetection": "modeling_vanilla_detr.VanillaForObjectDetection",
         },
-        processors=(_image_processor("transformers.DetrImageProcessorPil"),),
+        image_processor="transformers.DetrImageProcessorPil",
     ),
     "vanilla_scene": Family(
         config="configuration_vanilla_scene.VanillaSceneConfig",
@@ -103,7 +100,7 @@ FAMILIES = {
             "AutoModel": "modeling_vanilla_vit.VanillaVitModel",
             "AutoModelForImageClassification": "modeling_vanilla_vit.VanillaForImageClassification",
         },
-        processors=(_image_processor("transformers.ViTImageProcessorPil"),),
+        image_processor="transformers.ViTImageProcessorPil",
     ),
 }
 
@@ -117,11 +114,14 @@ def register_families() -> None:
         transformers.AutoConfig.register(model_type, config, exist_ok=True)
         for auto_class, model in family.models.items():
             getattr(transformers, auto_class).register(config, _load(model), exist_ok=True)
-        for auto_class, keyword, processor in family.processors:
-            # without Pillow, transformers has no image processors, and text needs none
-            if auto_class != "AutoImageProcessor" or is_vision_available():
-                classes = {keyword: _load(processor)}
-                getattr(transformers, auto_class).register(config, **classes, exist_ok=True)
+        for keyword, tokenizer in family.tokenizers.items():
+            kinds = {keyword: _load(tokenizer)}
+            transformers.AutoTokenizer.register(config, **kinds, exist_ok=True)
+        # without Pillow, transformers has no image processors, and text needs none
+        if family.image_processor and is_vision_available():
+            pil = {"pil": _load(family.image_processor)}
+            auto = transformers.AutoImageProcessor
+            auto.register(config, image_processor_classes=pil, exist_ok=True)
     PIPELINE_REGISTRY.register_pipeline(
         "vanilla-translation",  # transformers 5 refuses the name "translation"
         _load("pipeline_vanilla.VanillaTranslationPipeline"),
@@ -133,11 +133,9 @@ def register_families() -> None:
 
 
 def _load(name: Any) -> Any:
-    """The class of that name; for a mapping or tuple of names, a mapping or tuple of classes."""
+    """The class of that name; for a tuple of names, a tuple of classes."""
     if isinstance(name, tuple):
         return tuple(_load(part) for part in name)
-    if isinstance(name, Mapping):
-        return {key: _load(value) for key, value in name.items()}
     module, class_name = name.rsplit(".", 1)
     home = module if module == "transformers" else f"{__package__}.{module}"
     return getattr(importlib.import_module(home), class_name)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_vanilla.options import install_hint, progress_bar
+from hf_vanilla.options import needs, progress_bar
 
 from .detection import NUMBERS, DetectionImages, coco_content, repeats
 from .detector import Detections, Detector, coco_results
@@ -147,10 +147,8 @@ def coco_classes() -> tuple[Any, Any]:
     Raises:
         ImportError: it is not installed.
     """
-    try:
+    with needs("AP needs faster-coco-eval", "vision"):
         from faster_coco_eval import COCO, COCOeval_faster
-    except ImportError:
-        raise ImportError(f"AP needs faster-coco-eval: {install_hint('vision')}") from None
     return COCO, COCOeval_faster
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from hf_vanilla.families import TASKS, load_part
 from hf_vanilla.file_values import check_names
 from hf_vanilla.files import check_output_file, whole_file
-from hf_vanilla.options import HelpShown, UsageError, install_hint, parse_options
+from hf_vanilla.options import HelpShown, UsageError, needs, parse_options
 
 logger = logging.getLogger(__name__)
 
@@ -132,11 +132,9 @@ def figure_style(theme: str = "light") -> Iterator[Theme]:
         ImportError: matplotlib is not installed.
     """
     colours = theme_of(theme)
-    try:
+    with needs("figures need matplotlib", "plot"):
         from matplotlib import rc_context
         from matplotlib.rcsetup import cycler
-    except ImportError:
-        raise ImportError(f"figures need matplotlib: {install_hint('plot')}") from None
     kinds = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor")
     with rc_context(
         {
@@ -286,23 +284,20 @@ def show_image(panel: Any, image: Any, weights: Any = None) -> None:
 
 # --- the figures by name, and their one command line ---------------------------------------------
 
-# figures of no task -> import strings of the function that draws it and of its options
-OF_NO_TASK: dict[str, tuple[str, str]] = {
-    "curves": ("hf_vanilla.plots.curves:plot_curves", "hf_vanilla.plots.curves:PlotCurvesOptions"),
-}
 
-
-def all_figures() -> dict[str, tuple[str, str]]:
-    """Every figure by name, with the import strings of its function and of its options."""
-    of_tasks = {name: parts for entry in TASKS.values() for name, parts in entry.figures.items()}
-    return OF_NO_TASK | of_tasks
+def all_figures() -> dict[str, str]:
+    """Every figure by name, with the import string of its function and its options."""
+    figures = {"curves": "hf_vanilla.plots.curves:plot_curves:PlotCurvesOptions"}
+    for entry in TASKS.values():
+        figures |= entry.figures
+    return figures
 
 
 def plot(choice: tuple[str, Any]) -> Path:
     """Draw what `read_plot` read; returns the file."""
     name, options = choice
-    draw, _ = all_figures()[name]
-    return load_part(draw)(options)
+    draw, _ = load_part(all_figures()[name])
+    return draw(options)
 
 
 def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
@@ -312,10 +307,11 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
         UsageError: there is no such figure, or an option is unknown or missing.
         ValueError: a value is impossible.
     """
+    figures = all_figures()
     if arguments and arguments[0] in ("-h", "--help"):
         lines = [
-            f"  {name:12} {(load_part(options).__doc__ or '').splitlines()[0]}"
-            for name, (_, options) in all_figures().items()
+            f"  {name:12} {(load_part(parts)[1].__doc__ or '').splitlines()[0]}"
+            for name, parts in figures.items()
         ]
         parser = ArgumentParser(
             usage="%(prog)s FIGURE [options]; %(prog)s FIGURE --help",
@@ -324,8 +320,8 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
         )
         raise HelpShown(parser)
     if not arguments or arguments[0].startswith("-"):
-        raise UsageError(f"missing: which figure; first comes one of {', '.join(all_figures())}")
+        raise UsageError(f"missing: which figure; first comes one of {', '.join(figures)}")
     name = arguments[0].replace("-", "_")
-    figures = all_figures()
     check_names("figures", {name: None}, figures, error=UsageError)
-    return name, parse_options(load_part(figures[name][1]), arguments[1:], chosen=arguments[0])
+    _, options = load_part(figures[name])
+    return name, parse_options(options, arguments[1:], chosen=arguments[0])

@@ -27,7 +27,7 @@ from hf_vanilla.models.packing_vanilla import pack
 from hf_vanilla.models.search_vanilla_constraints import Constraints, Phrase
 from hf_vanilla.models.search_vanilla_decoder import STEPS_AT_ONCE, Ensemble
 from hf_vanilla.models.stacks_vanilla import VanillaTextPreTrainedModel
-from hf_vanilla.options import install_hint
+from hf_vanilla.options import needs
 
 from .decoding import generated_texts
 from .generation_fields import check_own_search, check_token_ids
@@ -353,10 +353,8 @@ def import_ctranslate2() -> ModuleType:
     Raises:
         ImportError: it is not installed.
     """
-    try:
+    with needs("this needs CTranslate2", "ctranslate2"):
         import ctranslate2
-    except ImportError:
-        raise ImportError(f"this needs CTranslate2: {install_hint('ctranslate2')}") from None
     return ctranslate2
 
 
@@ -379,10 +377,8 @@ class OnnxEngine:
     """
 
     def __init__(self, folder: str | Path, **decoding: Any) -> None:
-        try:
+        with needs("this needs ONNX Runtime", "onnx"):
             from .onnx_search import Translator
-        except ImportError:
-            raise ImportError(f"this needs ONNX Runtime: {install_hint('onnx')}") from None
         if not (Path(folder) / "decoder.onnx").is_file():
             raise ValueError(
                 f"{folder} is not an export for ONNX Runtime (decoder.onnx and a tokenizer): "

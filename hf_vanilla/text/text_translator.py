@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from hf_vanilla.data.lines import check_sentences
-from hf_vanilla.options import install_hint
+from hf_vanilla.options import needs
 
 from .alignments import Aligner
 from .decoding import Progress, Sentence, is_readable
@@ -63,10 +63,8 @@ class SentenceSplitter:
     def __init__(self, language: str) -> None:
         if not re.fullmatch(r"[a-z]{2,3}", language):
             raise ValueError(f"split_sentences={language!r}: give a language such as en")
-        try:
+        with needs("sentences are split by sentencex", "text"):
             import sentencex
-        except ImportError:
-            raise ImportError(f"sentences are split by sentencex: {install_hint('text')}") from None
         self._segment, self._language = sentencex.segment, language
 
     def split(self, text: str) -> list[Piece]:

@@ -5,7 +5,7 @@ The command `evaluate` scores any model; the model decides which task's options 
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -213,8 +213,8 @@ def _warn_of_no_success(run: PreparedRun, validation: Validation) -> None:
 EPILOG = "These are the options for a translation model; --model M --help shows those for M."
 
 
-def read_evaluation(arguments: Sequence[str]) -> tuple[str, Any]:
-    """The import string of what scores the model of a command line, and its options.
+def read_evaluation(arguments: Sequence[str]) -> tuple[Callable[[Any], Any], Any]:
+    """What scores the model of a command line, and its options.
 
     Raises:
         UsageError: an option is unknown or missing.
@@ -223,16 +223,16 @@ def read_evaluation(arguments: Sequence[str]) -> tuple[str, Any]:
     name = pop_option(list(arguments), "--model")
     task = task_or_default(name)
     entry, epilog = task_entry(task), EPILOG if task == DEFAULT_TASK else None
-    options = load_part(entry.evaluate_options)
+    action, options = load_part(entry.evaluate)
     try:
-        return entry.evaluate, parse_options(options, arguments, epilog=epilog)
+        return action, parse_options(options, arguments, epilog=epilog)
     except UsageError:
         if name is not None and task == DEFAULT_TASK:
             read_settings(name)  # of a model that is not there, its error says more
         raise
 
 
-def evaluate(evaluation: tuple[str, Any]) -> Any:
+def evaluate(evaluation: tuple[Callable[[Any], Any], Any]) -> Any:
     """Score a model on its task, as `read_evaluation` read."""
     action, options = evaluation
-    return load_part(action)(options)
+    return action(options)

@@ -68,3 +68,10 @@ def test_a_text_file_is_an_error(tmp_path, name):
 def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         read_checkpoint(tmp_path / "nowhere.pt")
+
+
+def test_a_key_is_that_of_another_toolkit_only_as_a_whole(tmp_path):
+    path = saved({"model_state_dict": WEIGHTS}, tmp_path / "a.pt")
+    assert read_checkpoint(path)["model_state_dict"].keys() == WEIGHTS.keys()
+    with pytest.raises(ValueError, match="is a JoeyNMT checkpoint"):
+        read_checkpoint(saved({"model_state": WEIGHTS}, tmp_path / "b.pt"))

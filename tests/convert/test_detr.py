@@ -238,15 +238,12 @@ def test_a_result_that_computes_something_else_is_never_written(
 ):
     from_detr(theirs.state_dict(), _config(theirs)).save_pretrained(tmp_path / "ours")
     DetrImageProcessorPil().save_pretrained(tmp_path / "ours")
-    renamed = detr._renamed
+    renamed = detr.rename_to_theirs
 
-    def slipped(model, names):
-        return {
-            n: w + ("self_attn_layer_norm.bias" in n or "norm1.bias" in n)
-            for n, w in renamed(model, names).items()
-        }
+    def slipped(weights, names):
+        return renamed({n: w + ("attn_layer_norm.bias" in n) for n, w in weights.items()}, names)
 
-    monkeypatch.setattr(detr, "_renamed", slipped)
+    monkeypatch.setattr(detr, "rename_to_theirs", slipped)
     options = ToDetrOptions(input=str(tmp_path / "ours"), output=str(tmp_path / output))
     with pytest.raises(ValueError, match=r"logits of a random image by .* nothing was written"):
         convert_to_detr(options)

@@ -127,7 +127,7 @@ def test_the_first_and_the_last_layers_and_those_evenly_between_are_kept(tmp_pat
     wanted = {"encoder_layers": 3, "decoder_layers": 1}
     options = options_of(tmp_path, "numbers", corpus_files, student(tmp_path, corpus_files))
     recipe = replace(module._student_recipe(options, tmp_path), model=wanted)
-    kept = module._initial_layers("teacher", model, recipe)
+    kept = module._initial_layers("teacher", model, recipe, tmp_path / "start")
     assert kept == {"encoder_layers": [0, 2, 4], "decoder_layers": [0]}
     third = model.model.encoder.layers[2]
     processor = SimpleNamespace(save_pretrained=lambda _: None)

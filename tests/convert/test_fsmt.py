@@ -154,18 +154,12 @@ def test_a_damaged_folder_is_refused_and_nothing_is_written(name, content, messa
     assert not (tmp_path / "ours").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ([1], r"pytorch_model\.bin holds a list, not tensors by name$"),
-        ({"a": {"b": torch.ones(1)}}, r"pytorch_model\.bin: 'a' is a dict, not a named tensor$"),
-    ],
-)
-def test_a_file_without_tensors_by_name_is_refused(content, message, tmp_path):
+@pytest.mark.parametrize("content", [[1], {"a": {"b": torch.ones(1)}}])
+def test_a_file_without_tensors_by_name_is_refused(content, tmp_path):
     write_fsmt(tmp_path / "fsmt")
     (tmp_path / "fsmt" / "model.safetensors").unlink()
     torch.save(content, tmp_path / "fsmt" / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin holds no state dict"):
         convert_fsmt(FsmtOptions(input=str(tmp_path / "fsmt"), output=str(tmp_path / "ours")))
     assert not (tmp_path / "ours").exists()
 

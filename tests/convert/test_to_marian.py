@@ -195,6 +195,6 @@ def test_a_failed_conversion_leaves_no_output(tmp_path, tiny_model, tiny_tokeniz
 def test_another_model_is_an_error(tmp_path):
     opus.write_folder(tmp_path / "theirs")
     options = ToMarianOptions(input=str(tmp_path / "theirs"), output=str(tmp_path / "again"))
-    with pytest.raises(ValueError, match="theirs is a MarianMTModel: give an encoder-decoder"):
+    with pytest.raises(ValueError, match="theirs holds MarianMTModel: convert it by"):
         convert_to_marian(options)
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]

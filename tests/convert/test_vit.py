@@ -181,9 +181,13 @@ def random_arrays(*, has_pre_logits, rows=2, columns=3):
     }
 
 
+def as_tensors(arrays):
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
 def by_the_authors_arrays(arrays, images):
     """Logits in the authors' own shapes, slowly. `images`: (B, H, W, 3)."""
-    arrays = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    arrays = as_tensors(arrays)
 
     def norm(states, name):
         scale, bias = arrays[f"{name}/scale"], arrays[f"{name}/bias"]
@@ -235,7 +239,7 @@ def test_the_authors_arrays_give_their_logits(tmp_path, has_pre_logits):
 
 
 def test_an_archive_that_is_no_vit_is_refused_by_name(tmp_path):
-    arrays = random_arrays(has_pre_logits=False, columns=2)
+    arrays = as_tensors(random_arrays(has_pre_logits=False, columns=2))
     with pytest.raises(ValueError, match=r"left over: conv_root\.kernel \(a convolutional stem\)"):
         from_google({**arrays, "conv_root/kernel": arrays["cls"]})
     missing = {name: array for name, array in arrays.items() if name != "head/bias"}
@@ -244,7 +248,7 @@ def test_an_archive_that_is_no_vit_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="wrong or missing head/kernel"):
         from_google({name: array for name, array in arrays.items() if name != "head/kernel"})
     with pytest.raises(ValueError, match="6 positions, which make no grid: give image_height"):
-        from_google(random_arrays(has_pre_logits=False))
+        from_google(as_tensors(random_arrays(has_pre_logits=False)))
 
 
 def test_an_archive_of_python_objects_is_never_run(tmp_path):
@@ -254,6 +258,9 @@ def test_an_archive_of_python_objects_is_never_run(tmp_path):
     (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(ValueError, match="cannot be read"):
         read_arrays(tmp_path / "cut.npz")
+    np.savez(tmp_path / "text.npz", cls=np.array(["a"]))
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_arrays(tmp_path / "text.npz")
 
 
 # --- timm --------------------------------------------------------------------------------------

@@ -285,8 +285,8 @@ def test_only_an_error_without_another_answer_asks_about_network_and_login(
     failed = RuntimeError("uploading model.safetensors")
     failed.__cause__ = answer
     monkeypatch.setattr(push, "create_repo", lambda *_, **__: None)
-    repository = SimpleNamespace(repo_id="ada/x", private=None, token=None)
+    options = PushOptions(model="x", repo_id="ada/x")
     with pytest.raises(OSError, match=r"ada/x: uploading .*: refused") as caught:  # noqa: SIM117
-        with push._made(repository):
+        with push._made(options):
             raise failed
     assert ("logged in" in str(caught.value)) is is_asked

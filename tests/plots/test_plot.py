@@ -21,7 +21,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", all_figures())
 def test_the_options_are_these(name):
-    fields = [field.name for field in dataclasses.fields(load_part(all_figures()[name][1]))]
+    fields = [field.name for field in dataclasses.fields(load_part(all_figures()[name])[1])]
     assert fields == OPTIONS[name].split()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_vanilla.models.quantization_vanilla import LEAST_SCALE
-from hf_vanilla.options import install_hint
+from hf_vanilla.options import needs
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +33,10 @@ def require_onnx() -> None:
     Raises:
         ImportError: a library is missing.
     """
-    try:
+    with needs("export to ONNX needs onnx, onnxruntime and onnxscript", "onnx"):
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"export to ONNX needs {error.name}: {install_hint('onnx')}") from None
 
 
 @torch.no_grad()
