@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForImageClassification
 
 from hf_vanilla.data.image_models import (
     FileResult,
@@ -118,7 +117,6 @@ def load_classifier(name: str, *, device: str | None = None) -> Classifier:
     """
     model, processor = load_image_model(
         name,
-        AutoModelForImageClassification,
         model_type=MODEL_TYPE,
         remedy="give an image model of this package; hf-vanilla convert makes one of a ViT",
         device=device,

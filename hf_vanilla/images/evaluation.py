@@ -16,7 +16,7 @@ from hf_vanilla.options import Options, option, progress_bar
 from hf_vanilla.plots.figures import check_output
 
 from .classifier import Classifier, load_classifier
-from .plot import check_classes_fit, save_confusion
+from .plot import MOST_CLASSES, save_confusion
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -202,8 +202,10 @@ def evaluate_images(options: EvaluateImagesOptions) -> ImageScores:
         path = check_output(options.confusion, overwrite=options.overwrite)
     classifier = load_classifier(options.model, device=options.device)
     config = classifier.model.config
-    if path is not None:
-        check_classes_fit(config.num_labels)
+    if path is not None and config.num_labels > MOST_CLASSES:
+        raise ValueError(
+            f"{config.num_labels} classes do not fit into a figure: at most {MOST_CLASSES}"
+        )
     names = [config.id2label[index] for index in range(config.num_labels)]
     images = labelled_as(options, names)
     scores = score_classifier(
@@ -226,10 +228,5 @@ def labelled_as(options: EvaluateImagesOptions, label_names: Sequence[str]) -> L
     """
     is_digits = options.dataset == BUILT_IN_DIGITS
     split = "train" if is_digits and options.split == "test" else options.split
-    return load_images(
-        options.dataset,
-        split,
-        image_column=options.image_column,
-        label_column=options.label_column,
-        label_names=label_names,
-    ).relabelled(label_names)
+    columns = {"image_column": options.image_column, "label_column": options.label_column}
+    return load_images(options.dataset, split, **columns).relabelled(label_names)

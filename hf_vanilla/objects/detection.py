@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.image_transforms import corners_to_center_format, get_size_with_aspect_ratio
 
 from hf_vanilla.data.image_models import normalised, resized_pixels
+from hf_vanilla.data.images import check_known
 from hf_vanilla.files import write_text
 from hf_vanilla.models.loss_vanilla_detr import NO_LABEL, iou
 from hf_vanilla.options import Options, option
@@ -153,11 +154,7 @@ class DetectionImages:
         """
         names = list(label_names)
         used = {self.label_names[label] for entry in self.objects for label in entry.labels}
-        if unknown := sorted(used - set(names)):
-            raise ValueError(
-                f"{self.origin} has the class {unknown[0]!r}, which is not among the "
-                f"{len(names)} labels of the model ({', '.join(names[:10])})"
-            )
+        check_known(sorted(used), names, self.origin)
         new_labels = np.asarray(
             [names.index(name) if name in names else -1 for name in self.label_names]
         )
@@ -198,11 +195,7 @@ def detection_processor(shortest: int, longest: int) -> "DetrImageProcessorPil":
 
 
 def detection_row(
-    image: "Image",
-    objects: ImageObjects,
-    size: tuple[int, int],
-    mean: Sequence[float] = IMAGE_MEAN,
-    deviation: Sequence[float] = IMAGE_DEVIATION,
+    image: "Image", objects: ImageObjects, processor: Any, size: tuple[int, int] | None = None
 ) -> dict[str, Tensor]:
     """One row for `DetectionCollator`; pixels equal those of the image processor.
 
@@ -210,19 +203,18 @@ def detection_row(
         image: in three channels.
         objects: of the image, boxes in its pixels; crowds and boxes without area are left out, and
             boxes are cut at the image's border.
-        size: height and width to resize to.
-        mean: of each channel.
-        deviation: standard deviation of each channel.
+        processor: image processor, read for mean and standard deviation.
+        size: height and width to resize to; None: as it is.
 
     Returns:
         `pixel_values` `(3, H, W)`, `labels` `(m,)` int64, `boxes` `(m, 4)` in center form, in
         shares of width and height.
     """
-    pixels = resized_pixels(image, size).float() / 255
+    pixels = resized_pixels(image, size or (image.height, image.width)).float() / 255
     whole = np.asarray([image.width, image.height] * 2, dtype=np.float64)
     inside = replace(objects, boxes=objects.boxes.clip(0, whole)).trained_on
     return {
-        "pixel_values": normalised(pixels, mean, deviation),
+        "pixel_values": normalised(pixels, processor),
         "labels": torch.from_numpy(inside.labels),
         "boxes": corners_to_center_format(torch.from_numpy(inside.boxes / whole)).float(),
     }

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForObjectDetection
 from transformers.image_transforms import center_to_corners_format
 
 from hf_vanilla.data.image_models import (
@@ -175,7 +174,6 @@ def load_detector(name: str, *, device: str | None = None) -> Detector:
     """
     model, processor = load_image_model(
         name,
-        AutoModelForObjectDetection,
         model_type=MODEL_TYPE,
         remedy="give a detector of this package; hf-vanilla convert makes one of a DETR",
         device=device,

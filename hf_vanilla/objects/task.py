@@ -209,12 +209,10 @@ class ObjectDetectionTask(RowTask):
 
     def batch(self, rows: list[int], generator: torch.Generator) -> Batch:
         """Read, augment and pad; see `DetectionCollator`."""
-        edges, processor, read = processor_edges(self.processor), self.processor, []
+        edges, read = processor_edges(self.processor), []
         for row in rows:
             image, objects = augmented(*self.train.read(row), edges, self.options, generator)
-            size = image.height, image.width
-            statistics = processor.image_mean, processor.image_std
-            read.append(detection_row(image, objects, size, *statistics))
+            read.append(detection_row(image, objects, self.processor))
         return DetectionCollator()(read)
 
     def counts(self, batch: Batch) -> Sequence[int]:

@@ -95,7 +95,8 @@ def test_long_work_shows_its_progress(capsys, folder, images, tmp_path, monkeypa
     arguments = ["--model", str(folder), str(images), "--output", str(tmp_path / "out.csv")]
     classify_files(read_classification(arguments))
     assert "images/s]" in capsys.readouterr().err
-    score_classifier(load_classifier(str(folder)), read_image_folder(images, "abcdefg"))
+    labelled = read_image_folder(images).relabelled("abcdefg")
+    score_classifier(load_classifier(str(folder)), labelled)
     assert "batches/s]" in capsys.readouterr().err
 
 
@@ -216,6 +217,4 @@ def test_probabilities_sum_to_one_and_ignore_batch_mates(folder):
 
 def test_a_folder_without_a_model_is_named_so(tmp_path):
     with pytest.raises(ValueError, match=r"has no config\.json of a model: give an"):
-        load_image_model(
-            str(tmp_path), None, model_type="vanilla_vit", remedy="give an image model"
-        )
+        load_image_model(str(tmp_path), model_type="vanilla_vit", remedy="give an image model")

@@ -98,7 +98,7 @@ def test_labels_are_compared_by_name_not_by_number(images, tmp_path):
 def test_evaluate_refuses_what_the_model_does_not_know(images, tmp_path):
     folder = model_folder(tmp_path / "model", ["blue", "green"])
     options = EvaluateImagesOptions(model=str(folder), dataset=str(images), split="train")
-    with pytest.raises(ValueError, match=r"class folder 'red', which is not among the 2 labels"):
+    with pytest.raises(ValueError, match=r"has the class 'red', which is not among the 2 labels"):
         evaluate_images(options)
     digits = tmp_path / "optdigits.tes"
     digits.write_text("".join(",".join(["3"] * 64 + [str(label)]) + "\n" for label in range(3)))
