@@ -153,12 +153,11 @@ class LabelledImages:
     def subset(self, rows: "Sequence[int] | np.ndarray") -> "LabelledImages":
         """The images of `rows`, in that order."""
         indices = np.asarray(rows, dtype=np.int64)
-        return LabelledImages(
+        return replace(
+            self,
             labels=self.labels[indices],
-            label_names=self.label_names,
             names=[self.names[row] for row in indices],
             open=partial(_open_row, self.open, indices),
-            origin=self.origin,
             fingerprints=self.fingerprints[indices],
         )
 

@@ -132,11 +132,9 @@ class Detector:
         for image in images:  # each is resized before the next one is opened
             pixels.append(self.pixels(image))
             sizes.append((image.height, image.width))
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for index, values in enumerate(pixels):
-            groups.setdefault(tuple(values.shape), []).append(index)
         found: dict[int, Detections] = {}
-        for indices in groups.values():
+        for shape in dict.fromkeys(values.shape for values in pixels):
+            indices = [index for index, values in enumerate(pixels) if values.shape == shape]
             batch = torch.cat([pixels[index] for index in indices])  # (B, 3, H, W)
             outputs = self.model(batch.to(self.model.device))
             of_group = detected_objects(
