@@ -264,12 +264,14 @@ def read_digit_file(path: Path) -> LabelledImages:
 
 def digit_images(pixels: np.ndarray, labels: np.ndarray, *, origin: str) -> LabelledImages:
     """Images from `(N, 8, 8)` pixels of 0 to 16 and `(N,)` digits."""
+    from PIL import Image
+
     grey = np.rint(pixels * (255 / DIGIT_LEVELS)).astype(np.uint8)
     return LabelledImages(
         labels=np.asarray(labels, dtype=np.int64),
         label_names=tuple("0123456789"),
         names=[f"{origin}[{row}]" for row in range(len(grey))],
-        open=partial(_grey_image, grey),
+        open=[Image.fromarray(one).convert("RGB") for one in grey].__getitem__,
         origin=origin,
         fingerprints=_fingerprints([image.tobytes() for image in grey], labels),
     )
@@ -388,13 +390,6 @@ class ImageCells:
         if cell is None:
             raise ImageError(f"{self.origin}[{row}] has no image: leave the row out")
         return cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"])
-
-
-def _grey_image(grey: np.ndarray, row: int) -> "Image":
-    """Row of `(N, H, W)` uint8."""
-    from PIL import Image
-
-    return Image.fromarray(grey[row]).convert("RGB")
 
 
 def _open_row(whole: Callable[[int], "Image"], rows: np.ndarray, row: int) -> "Image":

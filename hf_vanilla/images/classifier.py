@@ -6,7 +6,7 @@ Shapes: B batch, C labels, L layers, H heads, P patches in R rows and K columns.
 import csv
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from hf_vanilla.data.image_models import (
-    FileResult,
     ImageFilesOptions,
     ImageRequest,
     eager_attention,
@@ -97,12 +96,6 @@ class Classifier:
         levels = ((pixels * deviation + mean).clamp(0, 1) * 255).round().byte()
         return Image.fromarray(levels.permute(1, 2, 0).numpy())  # (H, W, 3)
 
-    def classify(
-        self, paths: Iterable[str], *, top_k: int = 5, batch_size: int = 32
-    ) -> Iterator[FileResult[tuple[Guess, ...]]]:
-        """Guesses for each path, most probable first; an unreadable file gets its error."""
-        return results_of_files(paths, partial(self.guesses, top_k=top_k), batch_size=batch_size)
-
 
 def load_classifier(name: str, *, device: str | None = None) -> Classifier:
     """The classifier of a model folder or Hub id, on a GPU if there is one.
@@ -150,9 +143,8 @@ def classify_files(request: ImageRequest) -> None:
     options = request.options
     classifier = load_classifier(options.model, device=options.device)
     top_k = min(options.top_k, classifier.model.config.num_labels)
-    results = classifier.classify(
-        image_paths(request.paths), top_k=top_k, batch_size=options.batch_size
-    )
+    guesses, paths = partial(classifier.guesses, top_k=top_k), image_paths(request.paths)
+    results = results_of_files(paths, guesses, batch_size=options.batch_size)
     with output_and_results(request, results) as (file, passing):
         table = csv.writer(file, lineterminator="\n")
         if options.format == "csv":

@@ -155,10 +155,9 @@ def _coco_content(path: Path) -> dict[str, Any]:
             checked(entry, dict, item)
             for field, kinds in fields.items():
                 checked(entry.get(field), kinds, f"{item}.{field}")
-    if not content["images"]:
-        raise ValueError(f"{path} holds no images")
-    if not content["categories"]:
-        raise ValueError(f"{path} holds no categories: export them with the annotations")
+    for part in ("images", "categories"):
+        if not content[part]:
+            raise ValueError(f"{path} holds no {part}: export them with the annotations")
     return content
 
 

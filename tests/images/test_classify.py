@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from torch.testing import assert_close
 from transformers import ViTConfig, ViTForImageClassification, pipeline
 
 from hf_vanilla.data import image_models
-from hf_vanilla.data.image_models import image_paths, load_image_model
+from hf_vanilla.data.image_models import image_paths, load_image_model, results_of_files
 from hf_vanilla.data.images import read_image_folder
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import classify_files, load_classifier, read_classification
@@ -53,7 +54,8 @@ def run(capsys, *arguments):
 
 def test_labels_equal_those_of_transformers_pipeline(folder, images):
     paths = list(image_paths([str(images)]))
-    found = list(load_classifier(str(folder)).classify(paths, top_k=3, batch_size=2))
+    guesses = partial(load_classifier(str(folder)).guesses, top_k=3)
+    found = list(results_of_files(paths, guesses, batch_size=2))
     expected = pipeline("image-classification", model=str(folder))(paths, top_k=3)
     for result, guesses in zip(found, expected, strict=True):
         assert [guess.label for guess in result.result] == [guess["label"] for guess in guesses]
@@ -169,8 +171,8 @@ def test_each_image_is_resized_before_the_next_one_is_opened(
 
     recorded.size = resize.size
     model = dataclasses.replace(model, processor=recorded)
-    answers = model.classify if is_classifier else model.detect_files
-    found = list(answers([*files, "gone.png", files[0]], batch_size=9))
+    answers = model.guesses if is_classifier else model.detect
+    found = list(results_of_files([*files, "gone.png", files[0]], answers, batch_size=9))
     assert [result.error is None for result in found] == [True] * len(files) + [False, True]
     assert events == ["open", "resize"] * len(files) + ["open", "open", "resize"]
 
