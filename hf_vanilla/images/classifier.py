@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 
-MODEL_TYPE = "vanilla_vit"
 FORMATS = ("csv", "jsonl")
 
 
@@ -110,7 +109,7 @@ def load_classifier(name: str, *, device: str | None = None) -> Classifier:
     """
     model, processor = load_image_model(
         name,
-        model_type=MODEL_TYPE,
+        model_type="vanilla_vit",
         remedy="give an image model of this package; hf-vanilla convert makes one of a ViT",
         device=device,
     )
@@ -175,22 +174,16 @@ class PatchAttention:
     Attributes:
         weights: `(L, H, 1 + P, 1 + P)`; rows are queries and sum to 1.
         grid: rows and columns of patches.
+        of_class_token: `(L, H, R, K)`: what the class token gives to each patch.
+        rollout: `(R, K)`: likewise through all layers; see `rollout`.
         guesses: the model's five most probable labels for the image.
     """
 
     weights: Tensor
     grid: tuple[int, int]
+    of_class_token: Tensor
+    rollout: Tensor
     guesses: tuple[Guess, ...]
-
-    @property
-    def of_class_token(self) -> Tensor:
-        """`(L, H, R, K)`: what the class token gives to each patch."""
-        return self.weights[:, :, 0, 1:].unflatten(-1, self.grid)
-
-    @property
-    def rollout(self) -> Tensor:
-        """`(R, K)`: see `rollout`."""
-        return rollout(self.weights)[0, 1:].unflatten(-1, self.grid)
 
 
 @torch.inference_mode()
@@ -201,7 +194,14 @@ def patch_attention(classifier: Classifier, image: "Image") -> PatchAttention:
     with eager_attention(model):
         attentions = model(pixels, output_attentions=True).attentions
     weights = torch.cat(attentions).float().cpu()  # L of (1, H, 1 + P, 1 + P)
-    return PatchAttention(weights, model.config.grid, classifier.guesses([image])[0])
+    grid = model.config.grid
+    return PatchAttention(
+        weights,
+        grid,
+        weights[:, :, 0, 1:].unflatten(-1, grid),
+        rollout(weights)[0, 1:].unflatten(-1, grid),
+        classifier.guesses([image])[0],
+    )
 
 
 def rollout(weights: Tensor) -> Tensor:

@@ -268,23 +268,20 @@ class ImageClassificationTask(RowTask):
             if reader is not None and (left_out := reader.left_out()):
                 logger.warning("%s", left_out)
                 training += f" {left_out}."
-        card = replace(
-            CARD,
-            **{**facts, "training": training},
-            dataset=Path(self.options.dataset).resolve().name,
-            classes=self.train.images.label_names,
-        )
+        facts = {
+            **facts,
+            "training": training,
+            "dataset": Path(self.options.dataset).resolve().name,
+            "classes": self.train.images.label_names,
+        }
         if validation is not None:
-            accuracy, nats, in_five = (
-                validation.values[name] for name in ("accuracy", "nll", "top5_accuracy")
+            values = validation.values
+            facts["scores"] = (
+                f"accuracy {values['accuracy']:.2f} %, among the first five "
+                f"{values['top5_accuracy']:.2f} %, {values['nll']:.4f} nats per image"
             )
-            scores = (
-                f"accuracy {accuracy:.2f} %, among the first five {in_five:.2f} %, {nats:.4f} nats "
-                "per image"
-            )
-            metrics = {"accuracy": (round(accuracy / 100, 4), None)}
-            card = replace(card, scores=scores, metrics=metrics)
-        return model_card(card)
+            facts["metrics"] = {"accuracy": (round(values["accuracy"] / 100, 4), None)}
+        return model_card(replace(CARD, **facts))
 
 
 def training_flops(config: VanillaVitConfig) -> int:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import DetrImageProcessorPil
 
-IMAGE_MEAN = (0.485, 0.456, 0.406)  # of ImageNet, which pretrained backbones were trained with
-IMAGE_DEVIATION = (0.229, 0.224, 0.225)
 SMALLEST_CROP = 0.5  # of each side
 NUMBERS = range(sys.maxsize)
 
@@ -184,14 +182,13 @@ def resized_size(size: tuple[int, int], shortest: int, longest: int) -> tuple[in
 
 
 def detection_processor(shortest: int, longest: int) -> "DetrImageProcessorPil":
-    """Transformers' image processor of DETR: resize, scale to [0, 1], normalize, pad, mask."""
+    """Transformers' image processor of DETR: resize, scale to [0, 1], normalize, pad, mask.
+
+    It normalizes by the statistics of ImageNet, which pretrained backbones were trained with.
+    """
     from transformers import DetrImageProcessorPil
 
-    return DetrImageProcessorPil(
-        size={"shortest_edge": shortest, "longest_edge": longest},
-        image_mean=list(IMAGE_MEAN),
-        image_std=list(IMAGE_DEVIATION),
-    )
+    return DetrImageProcessorPil(size={"shortest_edge": shortest, "longest_edge": longest})
 
 
 def detection_row(

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MODEL_TYPE = "vanilla_detr"
 FORMATS = ("jsonl", "coco")
 # for readers with any colour vision (the palette of Okabe and Ito)
 COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
@@ -166,7 +165,7 @@ def load_detector(name: str, *, device: str | None = None) -> Detector:
     """
     model, processor = load_image_model(
         name,
-        model_type=MODEL_TYPE,
+        model_type="vanilla_detr",
         remedy="give a detector of this package; hf-vanilla convert makes one of a DETR",
         device=device,
     )

@@ -257,9 +257,9 @@ class ObjectDetectionTask(RowTask):
     def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
         """The model card with data, classes and AP."""
         train = self.train
-        card = replace(CARD, **facts, dataset=Path(train.origin).name, classes=train.label_names)
+        facts = {**facts, "dataset": Path(train.origin).name, "classes": train.label_names}
         if validation is not None:
-            scores = validation.details
-            metrics = {"mean_average_precision": (round(scores.figures["AP"], 4), None)}
-            card = replace(card, scores=f"```\n{scores}\n```", metrics=metrics)
-        return model_card(card)
+            facts["scores"] = f"```\n{validation.details}\n```"
+            precision = round(validation.details.figures["AP"], 4)
+            facts["metrics"] = {"mean_average_precision": (precision, None)}
+        return model_card(replace(CARD, **facts))
