@@ -231,7 +231,7 @@ def convert_to_detr(options: ToDetrOptions) -> Path:
     output = Path(options.output)
     remedy = "give a detector of this package"
     model, processor = load_image_model(
-        options.input, model_type="vanilla_detr", remedy=remedy, device="cpu"
+        options.input, "object_detection", remedy=remedy, device="cpu"
     )
     model = model.float()
     if output.suffix == ".pth":

@@ -17,7 +17,7 @@ from transformers import AutoImageProcessor, PreTrainedModel
 
 from hf_vanilla.families import load_part, task_entry
 from hf_vanilla.files import whole_file
-from hf_vanilla.loading import load_model, load_saved, read_settings, task_of_model
+from hf_vanilla.loading import load_model, load_saved, read_settings
 from hf_vanilla.options import (
     Options,
     UsageError,
@@ -39,13 +39,13 @@ BILINEAR = 2  # Pillow's number of the interpolation
 
 
 def load_image_model(
-    name: str, *, model_type: str, remedy: str, device: str | None = None
+    name: str, task: str, *, remedy: str, device: str | None = None
 ) -> tuple[Any, Any]:
     """A model in evaluation mode, and its image processor.
 
     Args:
         name: folder or Hub id.
-        model_type: of its config.
+        task: that the model is for.
         remedy: what to give instead of a model of another type.
         device: such as `"cpu"`; None: a GPU if there is one.
 
@@ -53,13 +53,13 @@ def load_image_model(
         ValueError: it is another type of model, damaged, or has no image processor.
         OSError: nothing is found under that name.
     """
-    if (kind := read_settings(name).get("model_type")) != model_type:
+    entry = task_entry(task)
+    if (kind := read_settings(name).get("model_type")) not in entry.model_types:
         found = f"is a model of type {kind!r}" if kind else "has no config.json of a model"
         raise ValueError(f"{name} {found}: {remedy}")
     processor = load_image_processor(name)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    auto_class = load_part(task_entry(task_of_model(name)).auto_class)
-    return load_model(auto_class, name).to(device), processor
+    return load_model(load_part(entry.auto_class), name).to(device), processor
 
 
 def load_image_processor(name: str) -> Any:

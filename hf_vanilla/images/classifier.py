@@ -109,7 +109,7 @@ def load_classifier(name: str, *, device: str | None = None) -> Classifier:
     """
     model, processor = load_image_model(
         name,
-        model_type="vanilla_vit",
+        "image_classification",
         remedy="give an image model of this package; hf-vanilla convert makes one of a ViT",
         device=device,
     )

@@ -165,7 +165,7 @@ def load_detector(name: str, *, device: str | None = None) -> Detector:
     """
     model, processor = load_image_model(
         name,
-        model_type="vanilla_detr",
+        "object_detection",
         remedy="give a detector of this package; hf-vanilla convert makes one of a DETR",
         device=device,
     )

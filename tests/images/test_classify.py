@@ -219,4 +219,4 @@ def test_probabilities_sum_to_one_and_ignore_batch_mates(folder):
 
 def test_a_folder_without_a_model_is_named_so(tmp_path):
     with pytest.raises(ValueError, match=r"has no config\.json of a model: give an"):
-        load_image_model(str(tmp_path), model_type="vanilla_vit", remedy="give an image model")
+        load_image_model(str(tmp_path), "image_classification", remedy="give an image model")
