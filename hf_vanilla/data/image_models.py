@@ -267,17 +267,25 @@ def image_paths(paths: Iterable[str]) -> Iterator[str]:
 
 @contextmanager
 def output_and_results(
-    request: ImageRequest, results: Iterable[FileResult]
+    request: ImageRequest, results_of: "Callable[[Iterator[Image]], Sequence[Any]]"
 ) -> Iterator[tuple[TextIO, Iterator[FileResult]]]:
     """Stdout, or a file that is written completely or not at all; and the results to write.
 
     Warns of unreadable images while results pass, and logs their number at the end.
+
+    Args:
+        request: of the command.
+        results_of: as for `results_of_files`.
 
     Raises:
         ImageError: an image is unreadable: after the output, or at once if `request` says so; or
             the folders have no images.
     """
     unreadable: list[str] = []
+    paths: Iterable[str] = image_paths(request.paths)
+    if STDIN not in request.paths:
+        paths = list(paths)  # without images that are written into the folders from now on
+    results = results_of_files(paths, results_of, batch_size=request.options.batch_size)
     with ExitStack() as stack:
         file = sys.stdout
         if request.options.output is not None:

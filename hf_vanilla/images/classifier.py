@@ -18,11 +18,9 @@ from hf_vanilla.data.image_models import (
     ImageFilesOptions,
     ImageRequest,
     eager_attention,
-    image_paths,
     load_image_model,
     output_and_results,
     read_image_request,
-    results_of_files,
 )
 from hf_vanilla.options import option
 
@@ -142,9 +140,8 @@ def classify_files(request: ImageRequest) -> None:
     options = request.options
     classifier = load_classifier(options.model, device=options.device)
     top_k = min(options.top_k, classifier.model.config.num_labels)
-    guesses, paths = partial(classifier.guesses, top_k=top_k), image_paths(request.paths)
-    results = results_of_files(paths, guesses, batch_size=options.batch_size)
-    with output_and_results(request, results) as (file, passing):
+    guesses = partial(classifier.guesses, top_k=top_k)
+    with output_and_results(request, guesses) as (file, passing):
         table = csv.writer(file, lineterminator="\n")
         if options.format == "csv":
             names = [f"{name}_{rank}" for rank in range(1, top_k + 1) for name in ("label", "p")]

@@ -26,7 +26,6 @@ from hf_vanilla.data.image_models import (
     load_image_model,
     output_and_results,
     read_image_request,
-    results_of_files,
 )
 from hf_vanilla.data.images import open_image
 from hf_vanilla.options import option
@@ -231,13 +230,10 @@ def detect_files(request: ImageRequest) -> None:
     id_of, categories = coco_ids(options.annotations, names)
     default = 0.0 if options.format == "coco" else 0.5
     lowest = default if options.threshold is None else options.threshold
-    paths: Iterable[str] = image_paths(request.paths)
-    if STDIN not in request.paths:
-        paths = list(paths)
-        for path in paths:
+    if options.annotations is not None and STDIN not in request.paths:
+        for path in image_paths(request.paths):
             id_of(path)  # refuses one without an id
-    results = results_of_files(paths, detector.detect, batch_size=options.batch_size)
-    with output_and_results(request, results) as (file, reported):
+    with output_and_results(request, detector.detect) as (file, reported):
         passing: Iterator[FileResult[Detections]] = (
             result if result.result is None else replace(result, result=result.result.above(lowest))
             for result in reported

@@ -189,6 +189,9 @@ def test_a_drawing_replaces_no_other_image_and_no_other_drawing(folder, capsys):
     assert (folder / "in" / "a.png").read_bytes() == before
     detect(folder, capsys, *paths[1:], "--draw", folder / "drawn")
     assert len(list((folder / "drawn").iterdir())) == 3
+    inner = folder / "in" / "z"
+    lines = detect(folder, capsys, folder / "in", "--draw", inner).splitlines()
+    assert len(lines) == len(list(inner.iterdir())) == 7  # drawings are not read
 
 
 def test_sure_objects_are_drawn_or_those_from_the_threshold_on(folder, capsys, monkeypatch):
