@@ -76,7 +76,13 @@ def with_new_head(
         name: folder or Hub id.
         label_names: the classes.
         config: of the saved model with another dropout or size of images; None: as it was saved.
+
+    Raises:
+        ValueError: there is one class only, or the model is damaged.
+        OSError: nothing is found under the name.
     """
+    if len(label_names) < 2:
+        raise ValueError(f"label_names={list(label_names)}: give two classes or more")
     saved = load_saved(VanillaVitConfig, name)
     config = copy.deepcopy(config or saved)
     config.update(label_fields(label_names))
