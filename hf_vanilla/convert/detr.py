@@ -216,9 +216,9 @@ def convert_to_detr(options: ToDetrOptions) -> Path:
         OSError: the model is not found, or the output exists.
     """
     output = Path(options.output)
-    kind, remedy = VanillaForObjectDetection, "give a detector of this package"
+    remedy = "give a detector of this package"
     model, processor = load_image_model(
-        options.input, kind, model_type="vanilla_detr", remedy=remedy, device="cpu"
+        options.input, "object_detection", remedy=remedy, device="cpu"
     )
     model = model.float()
     if output.suffix == ".pth":

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoImageProcessor, PreTrainedModel
 
+from hf_vanilla.families import load_part, task_entry
 from hf_vanilla.files import whole_file
 from hf_vanilla.loading import load_model, load_saved, read_settings
 from hf_vanilla.options import (
@@ -26,7 +27,7 @@ from hf_vanilla.options import (
     progress_bar,
 )
 
-from .images import IMAGE_SUFFIXES, ImageError, open_image
+from .images import IMAGE_SUFFIXES, ImageError, images_below, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,14 +39,13 @@ BILINEAR = 2  # Pillow's number of the interpolation
 
 
 def load_image_model(
-    name: str, auto_class: Any, *, model_type: str, remedy: str, device: str | None = None
+    name: str, task: str, *, remedy: str, device: str | None = None
 ) -> tuple[Any, Any]:
     """A model in evaluation mode, and its image processor.
 
     Args:
         name: folder or Hub id.
-        auto_class: transformers' class for the task.
-        model_type: of its config.
+        task: that the model is for.
         remedy: what to give instead of a model of another type.
         device: such as `"cpu"`; None: a GPU if there is one.
 
@@ -53,12 +53,13 @@ def load_image_model(
         ValueError: it is another type of model, damaged, or has no image processor.
         OSError: nothing is found under that name.
     """
-    if (kind := read_settings(name).get("model_type")) != model_type:
+    entry = task_entry(task)
+    if (kind := read_settings(name).get("model_type")) not in entry.model_types:
         found = f"is a model of type {kind!r}" if kind else "has no config.json of a model"
         raise ValueError(f"{name} {found}: {remedy}")
     processor = load_image_processor(name)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return load_model(auto_class, name).to(device), processor
+    return load_model(load_part(entry.auto_class), name).to(device), processor
 
 
 def load_image_processor(name: str) -> Any:
@@ -85,9 +86,10 @@ def resized_pixels(image: "Image", size: tuple[int, int], resample: int = BILINE
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)  # (H, W, 3) -> (3, H, W)
 
 
-def normalised(images: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
-    """`(..., 3, H, W)` in [0, 1] with mean 0 and deviation 1 over the training images."""
-    shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in (mean, deviation))
+def normalised(images: Tensor, processor: Any) -> Tensor:
+    """`(..., 3, H, W)` in [0, 1] with mean and deviation as the image processor makes them."""
+    statistics = (processor.image_mean, processor.image_std)
+    shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in statistics)
     return (images - shift) / scale
 
 
@@ -258,30 +260,32 @@ def image_paths(paths: Iterable[str]) -> Iterator[str]:
         if path == STDIN:
             yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
         elif os.path.isdir(path):
-            entries = sorted(os.scandir(path), key=lambda entry: entry.name)
-            inner = [
-                entry.path
-                for entry in entries
-                if entry.is_dir() or os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES
-            ]
-            yield from image_paths(inner)
+            yield from images_below(path)
         else:
             yield path
 
 
 @contextmanager
 def output_and_results(
-    request: ImageRequest, results: Iterable[FileResult]
+    request: ImageRequest, results_of: "Callable[[Iterator[Image]], Sequence[Any]]"
 ) -> Iterator[tuple[TextIO, Iterator[FileResult]]]:
     """Stdout, or a file that is written completely or not at all; and the results to write.
 
     Warns of unreadable images while results pass, and logs their number at the end.
+
+    Args:
+        request: of the command.
+        results_of: as for `results_of_files`.
 
     Raises:
         ImageError: an image is unreadable: after the output, or at once if `request` says so; or
             the folders have no images.
     """
     unreadable: list[str] = []
+    paths: Iterable[str] = image_paths(request.paths)
+    if STDIN not in request.paths:
+        paths = list(paths)  # without images that are written into the folders from now on
+    results = results_of_files(paths, results_of, batch_size=request.options.batch_size)
     with ExitStack() as stack:
         file = sys.stdout
         if request.options.output is not None:

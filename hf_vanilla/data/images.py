@@ -7,7 +7,7 @@ import io
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,6 +39,15 @@ def split_folder(folder: Path, split: str) -> Path:
     """The subfolder of a split; the folder itself where it has none of that name."""
     inner = folder / split
     return inner if inner.is_dir() else folder
+
+
+def images_below(folder: str) -> Iterator[str]:
+    """Paths of the images of a folder at any depth, found by their suffix, sorted by name."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_dir():
+            yield from images_below(entry.path)
+        elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
+            yield entry.path
 
 
 def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "Image":
@@ -144,12 +153,11 @@ class LabelledImages:
     def subset(self, rows: "Sequence[int] | np.ndarray") -> "LabelledImages":
         """The images of `rows`, in that order."""
         indices = np.asarray(rows, dtype=np.int64)
-        return LabelledImages(
+        return replace(
+            self,
             labels=self.labels[indices],
-            label_names=self.label_names,
             names=[self.names[row] for row in indices],
             open=partial(_open_row, self.open, indices),
-            origin=self.origin,
             fingerprints=self.fingerprints[indices],
         )
 
@@ -160,14 +168,9 @@ class LabelledImages:
             ValueError: a class is not among the names, or images have no label.
         """
         check_labels(self)
-        names = list(label_names)
-        if unknown := [name for name in self.label_names if name not in names]:
-            raise ValueError(
-                f"{self.origin} has the class {unknown[0]!r}, which is not among the "
-                f"{len(names)} labels of the model ({', '.join(names[:10])})"
-            )
-        indices = np.asarray([names.index(name) for name in self.label_names])
-        return replace(self, labels=indices[self.labels], label_names=tuple(names))
+        check_known(self.label_names, label_names, self.origin)
+        indices = np.asarray([label_names.index(name) for name in self.label_names])
+        return replace(self, labels=indices[self.labels], label_names=tuple(label_names))
 
 
 def load_images(
@@ -176,7 +179,6 @@ def load_images(
     *,
     image_column: str = "image",
     label_column: str = "label",
-    label_names: Sequence[str] | None = None,
 ) -> LabelledImages:
     """Images from a folder of class folders, an optdigits file, a Hub dataset, or the digits.
 
@@ -187,7 +189,6 @@ def load_images(
             `"second_half"`, as in scikit-learn's example.
         image_column: of a Hub dataset.
         label_column: likewise.
-        label_names: classes of a folder, which may lack some; None: those that it has.
 
     Raises:
         ValueError: there are no images, or their labels cannot be read; the message says what to
@@ -203,42 +204,43 @@ def load_images(
         folder = split_folder(path, split)
         if folder == path:
             _check_no_splits(path, split)
-        return read_image_folder(folder, label_names)
+        return read_image_folder(folder)
     return _from_hub(source, split, image_column, label_column)
 
 
-def read_image_folder(folder: Path, label_names: Sequence[str] | None = None) -> LabelledImages:
+def read_image_folder(folder: Path) -> LabelledImages:
     """Images of a folder with one subfolder per class, found by their suffix at any depth.
 
-    Args:
-        folder: of class folders.
-        label_names: the classes that a model knows; None: the names of the subfolders, sorted.
-
     Raises:
-        ValueError: no class folders, fewer than two classes, an empty or unknown class, or names
-            that differ by case alone.
+        ValueError: no class folders, an empty class, or names that differ by case alone.
     """
-    found = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-    if not found:
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    if not classes:
         raise ValueError(f"{folder} has no subfolders: put the images of each class into one")
-    _check_folders(folder, found, label_names)
-    classes = tuple(found if label_names is None else label_names)
-    files, labels, sizes = [], [], []
-    for name in found:
-        entries = sorted(_image_files(folder / name, name))
-        if not entries:
+    by_case = Counter(name.casefold() for name in classes)
+    if twice := [name for name in classes if by_case[name.casefold()] > 1]:
+        raise ValueError(
+            f"{folder} has classes that differ by case alone, {', '.join(twice)}: rename one"
+        )
+    files: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        inner = sorted(images_below(os.path.join(folder, name)))
+        if not inner:
             endings = ", ".join(sorted(IMAGE_SUFFIXES))
             raise ValueError(f"{folder / name} holds no image ({endings}): fill it or remove it")
-        files += [path for path, _ in entries]
-        sizes += [size for _, size in entries]
-        labels += [classes.index(name)] * len(entries)
+        files += inner
+        labels += [label] * len(inner)
+    sizes = [os.path.getsize(file) for file in files]
+    prefix = os.path.join(folder, "")
+    names = [file.removeprefix(prefix) for file in files]
     return LabelledImages(
         labels=np.asarray(labels, dtype=np.int64),
-        label_names=classes,
-        names=files,
-        open=partial(_open_file, folder, files),
+        label_names=tuple(classes),
+        names=names,
+        open=FileImages(folder, names),
         origin=str(folder),
-        fingerprints=_fingerprints([os.fsencode(name) for name in files], sizes),
+        fingerprints=_fingerprints([os.fsencode(name) for name in names], sizes),
     )
 
 
@@ -262,12 +264,14 @@ def read_digit_file(path: Path) -> LabelledImages:
 
 def digit_images(pixels: np.ndarray, labels: np.ndarray, *, origin: str) -> LabelledImages:
     """Images from `(N, 8, 8)` pixels of 0 to 16 and `(N,)` digits."""
+    from PIL import Image
+
     grey = np.rint(pixels * (255 / DIGIT_LEVELS)).astype(np.uint8)
     return LabelledImages(
         labels=np.asarray(labels, dtype=np.int64),
         label_names=tuple("0123456789"),
         names=[f"{origin}[{row}]" for row in range(len(grey))],
-        open=partial(_grey_image, grey),
+        open=[Image.fromarray(one).convert("RGB") for one in grey].__getitem__,
         origin=origin,
         fingerprints=_fingerprints([image.tobytes() for image in grey], labels),
     )
@@ -309,10 +313,51 @@ def check_classes(images: LabelledImages) -> None:
         )
 
 
-def changed_images(before: Sequence[int], now: np.ndarray) -> int:
-    """How many images differ between two lists of `fingerprints`: added, removed or changed."""
-    old, new = Counter(int(value) for value in before), Counter(now.tolist())
-    return max((old - new).total(), (new - old).total())
+def check_known(used: Iterable[str], label_names: Sequence[str], origin: str) -> None:
+    """Refuse images of a class that a model does not know.
+
+    Raises:
+        ValueError: a used class is not among the names.
+    """
+    if unknown := [name for name in used if name not in label_names]:
+        raise ValueError(
+            f"{origin} has the class {unknown[0]!r}, which is not among the {len(label_names)} "
+            f"labels of the model ({', '.join(label_names[:10])}): rename it or leave it out"
+        )
+
+
+# --- image sources: worker processes need to pickle them, so they are no closures ---------------
+
+
+@dataclass(frozen=True)
+class FileImages:
+    """Opens an image of a folder by its row, and compares its size with the one that is known.
+
+    Attributes:
+        folder: of the images.
+        names: paths relative to the folder.
+        sizes: height and width in pixels; None: unknown.
+    """
+
+    folder: Path
+    names: Sequence[str]
+    sizes: Sequence[tuple[int, int]] | None = None
+
+    def __call__(self, row: int) -> "Image":
+        """The image of a row in three channels.
+
+        Raises:
+            ImageError: it is unreadable, or has another size.
+        """
+        path = self.folder / self.names[row]
+        image = open_image(path)
+        if self.sizes is not None and (image.height, image.width) != self.sizes[row]:
+            height, width = self.sizes[row]
+            raise ImageError(
+                f"{path} has {image.width} x {image.height} pixels, but the annotations are of "
+                f"{width} x {height}: scale the boxes, or annotate what its EXIF data shows"
+            )
+        return image
 
 
 class ImageCells:
@@ -347,6 +392,10 @@ class ImageCells:
         return cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"])
 
 
+def _open_row(whole: Callable[[int], "Image"], rows: np.ndarray, row: int) -> "Image":
+    return whole(int(rows[row]))
+
+
 # --- inside ------------------------------------------------------------------------------------
 
 
@@ -361,37 +410,6 @@ def _check_no_splits(folder: Path, split: str) -> None:
             f"{folder / splits[0]}, or choose it by --split, or in training by --train_split and "
             "--validation_split"
         )
-
-
-def _check_folders(folder: Path, found: Sequence[str], label_names: Sequence[str] | None) -> None:
-    by_case = Counter(name.casefold() for name in found)
-    twice = [name for name in found if by_case[name.casefold()] > 1]
-    if twice:
-        raise ValueError(
-            f"{folder} has classes that differ by case alone, {', '.join(twice)}: rename one"
-        )
-    if label_names is None:
-        if len(found) < 2:
-            raise ValueError(f"{folder} has one class only, {found[0]!r}: give two or more")
-        return
-    if unknown := [name for name in found if name not in label_names]:
-        raise ValueError(
-            f"{folder} has the class folder {unknown[0]!r}, which is not among the "
-            f"{len(label_names)} labels ({', '.join(label_names[:10])}): rename or remove it"
-        )
-
-
-def _image_files(folder: Path, name: str) -> list[tuple[str, int]]:
-    """Paths and sizes in bytes of the images below a folder; the paths begin with `name`."""
-    files = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            path = f"{name}{os.sep}{entry.name}"
-            if entry.is_dir():
-                files += _image_files(folder / entry.name, path)
-            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
-                files.append((path, entry.stat().st_size))
-    return files
 
 
 def _fingerprints(contents: Sequence[bytes], numbers: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -431,31 +449,12 @@ def _from_hub(name: str, split: str, image_column: str, label_column: str) -> La
     if isinstance(feature, ClassLabel):
         names, numbers = feature.names, labels
     else:
-        names = sorted({str(label) for label in labels})
-        numbers = [names.index(str(label)) for label in labels]
+        names, numbers = np.unique([str(label) for label in labels], return_inverse=True)
     return LabelledImages(
         labels=np.asarray(numbers, dtype=np.int64),
-        label_names=tuple(names),
+        label_names=tuple(map(str, names)),
         names=[f"{name}[{row}]" for row in range(len(rows))],
         open=ImageCells(rows, image_column, name),
         origin=name,
         fingerprints=_fingerprints([rows._fingerprint.encode()] * len(rows), range(len(rows))),
     )
-
-
-# --- image sources: worker processes need to pickle them, so they are no closures ---------------
-
-
-def _open_file(folder: Path, names: Sequence[str], row: int) -> "Image":
-    return open_image(folder / names[row])
-
-
-def _grey_image(grey: np.ndarray, row: int) -> "Image":
-    """Row of `(N, H, W)` uint8."""
-    from PIL import Image
-
-    return Image.fromarray(grey[row]).convert("RGB")
-
-
-def _open_row(whole: Callable[[int], "Image"], rows: np.ndarray, row: int) -> "Image":
-    return whole(int(rows[row]))

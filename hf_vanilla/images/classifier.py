@@ -6,25 +6,21 @@ Shapes: B batch, C labels, L layers, H heads, P patches in R rows and K columns.
 import csv
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForImageClassification
 
 from hf_vanilla.data.image_models import (
-    FileResult,
     ImageFilesOptions,
     ImageRequest,
     eager_attention,
-    image_paths,
     load_image_model,
     output_and_results,
     read_image_request,
-    results_of_files,
 )
 from hf_vanilla.options import option
 
@@ -33,7 +29,6 @@ if TYPE_CHECKING:
 
     from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 
-MODEL_TYPE = "vanilla_vit"
 FORMATS = ("csv", "jsonl")
 
 
@@ -98,12 +93,6 @@ class Classifier:
         levels = ((pixels * deviation + mean).clamp(0, 1) * 255).round().byte()
         return Image.fromarray(levels.permute(1, 2, 0).numpy())  # (H, W, 3)
 
-    def classify(
-        self, paths: Iterable[str], *, top_k: int = 5, batch_size: int = 32
-    ) -> Iterator[FileResult[tuple[Guess, ...]]]:
-        """Guesses for each path, most probable first; an unreadable file gets its error."""
-        return results_of_files(paths, partial(self.guesses, top_k=top_k), batch_size=batch_size)
-
 
 def load_classifier(name: str, *, device: str | None = None) -> Classifier:
     """The classifier of a model folder or Hub id, on a GPU if there is one.
@@ -118,8 +107,7 @@ def load_classifier(name: str, *, device: str | None = None) -> Classifier:
     """
     model, processor = load_image_model(
         name,
-        AutoModelForImageClassification,
-        model_type=MODEL_TYPE,
+        "image_classification",
         remedy="give an image model of this package; hf-vanilla convert makes one of a ViT",
         device=device,
     )
@@ -152,10 +140,8 @@ def classify_files(request: ImageRequest) -> None:
     options = request.options
     classifier = load_classifier(options.model, device=options.device)
     top_k = min(options.top_k, classifier.model.config.num_labels)
-    results = classifier.classify(
-        image_paths(request.paths), top_k=top_k, batch_size=options.batch_size
-    )
-    with output_and_results(request, results) as (file, passing):
+    guesses = partial(classifier.guesses, top_k=top_k)
+    with output_and_results(request, guesses) as (file, passing):
         table = csv.writer(file, lineterminator="\n")
         if options.format == "csv":
             names = [f"{name}_{rank}" for rank in range(1, top_k + 1) for name in ("label", "p")]
@@ -185,22 +171,16 @@ class PatchAttention:
     Attributes:
         weights: `(L, H, 1 + P, 1 + P)`; rows are queries and sum to 1.
         grid: rows and columns of patches.
+        of_class_token: `(L, H, R, K)`: what the class token gives to each patch.
+        rollout: `(R, K)`: likewise through all layers; see `rollout`.
         guesses: the model's five most probable labels for the image.
     """
 
     weights: Tensor
     grid: tuple[int, int]
+    of_class_token: Tensor
+    rollout: Tensor
     guesses: tuple[Guess, ...]
-
-    @property
-    def of_class_token(self) -> Tensor:
-        """`(L, H, R, K)`: what the class token gives to each patch."""
-        return self.weights[:, :, 0, 1:].unflatten(-1, self.grid)
-
-    @property
-    def rollout(self) -> Tensor:
-        """`(R, K)`: see `rollout`."""
-        return rollout(self.weights)[0, 1:].unflatten(-1, self.grid)
 
 
 @torch.inference_mode()
@@ -211,7 +191,14 @@ def patch_attention(classifier: Classifier, image: "Image") -> PatchAttention:
     with eager_attention(model):
         attentions = model(pixels, output_attentions=True).attentions
     weights = torch.cat(attentions).float().cpu()  # L of (1, H, 1 + P, 1 + P)
-    return PatchAttention(weights, model.config.grid, classifier.guesses([image])[0])
+    grid = model.config.grid
+    return PatchAttention(
+        weights,
+        grid,
+        weights[:, :, 0, 1:].unflatten(-1, grid),
+        rollout(weights)[0, 1:].unflatten(-1, grid),
+        classifier.guesses([image])[0],
+    )
 
 
 def rollout(weights: Tensor) -> Tensor:

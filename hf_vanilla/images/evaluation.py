@@ -16,7 +16,7 @@ from hf_vanilla.options import Options, option, progress_bar
 from hf_vanilla.plots.figures import check_output
 
 from .classifier import Classifier, load_classifier
-from .plot import check_classes_fit, save_confusion
+from .plot import MOST_CLASSES, save_confusion
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,6 +34,9 @@ class ImageScores:
     Attributes:
         label_names: classes, in the order of `confusion`.
         confusion: `(C, C)` int64 counts; row: true class, column: most probable class.
+        images: how many were scored.
+        accuracy: share of images whose most probable class is right, 0 to 1.
+        by_class: name, right images and all images of each class.
         top5: share of images whose class is among the five most probable, 0 to 1.
         calibration_error: expected calibration error over 15 bins of equal width, 0 to 1.
         nats: mean negative log-likelihood of the true class.
@@ -42,26 +45,13 @@ class ImageScores:
 
     label_names: tuple[str, ...]
     confusion: Tensor
+    images: int
+    accuracy: float
+    by_class: list[tuple[str, int, int]]
     top5: float
     calibration_error: float
     nats: float
     unreadable: int = 0
-
-    @property
-    def images(self) -> int:
-        """How many images were scored."""
-        return int(self.confusion.sum())
-
-    @property
-    def accuracy(self) -> float:
-        """Share of images whose most probable class is right, 0 to 1."""
-        return float(self.confusion.diagonal().sum()) / self.images
-
-    @property
-    def by_class(self) -> list[tuple[str, int, int]]:
-        """Name, right images and all images of each class."""
-        right, count = self.confusion.diagonal().tolist(), self.confusion.sum(1).tolist()
-        return list(zip(self.label_names, right, count, strict=True))
 
     def __str__(self) -> str:
         lines = [
@@ -100,12 +90,16 @@ def score_probabilities(
         raise ValueError("there are no images to score")
     classes = len(label_names)
     confidence, guess = probabilities.max(-1)
-    confusion = torch.bincount(labels * classes + guess, minlength=classes**2)
+    confusion = torch.bincount(labels * classes + guess, minlength=classes**2).view(classes, -1)
+    right, count = confusion.diagonal().tolist(), confusion.sum(1).tolist()
     five = probabilities.topk(min(5, classes)).indices.eq(labels.unsqueeze(1)).any(-1)
     own = probabilities.gather(1, labels.unsqueeze(1)).squeeze(1)
     return ImageScores(
         label_names=tuple(label_names),
-        confusion=confusion.view(classes, classes),
+        confusion=confusion,
+        images=len(labels),
+        accuracy=sum(right) / len(labels),
+        by_class=list(zip(label_names, right, count, strict=True)),
         top5=float(five.double().mean()),
         calibration_error=calibration_error(confidence, guess == labels),
         nats=float(-own.double().clamp(min=1e-12).log().mean()),
@@ -202,8 +196,10 @@ def evaluate_images(options: EvaluateImagesOptions) -> ImageScores:
         path = check_output(options.confusion, overwrite=options.overwrite)
     classifier = load_classifier(options.model, device=options.device)
     config = classifier.model.config
-    if path is not None:
-        check_classes_fit(config.num_labels)
+    if path is not None and config.num_labels > MOST_CLASSES:
+        raise ValueError(
+            f"{config.num_labels} classes do not fit into a figure: at most {MOST_CLASSES}"
+        )
     names = [config.id2label[index] for index in range(config.num_labels)]
     images = labelled_as(options, names)
     scores = score_classifier(
@@ -226,10 +222,5 @@ def labelled_as(options: EvaluateImagesOptions, label_names: Sequence[str]) -> L
     """
     is_digits = options.dataset == BUILT_IN_DIGITS
     split = "train" if is_digits and options.split == "test" else options.split
-    return load_images(
-        options.dataset,
-        split,
-        image_column=options.image_column,
-        label_column=options.label_column,
-        label_names=label_names,
-    ).relabelled(label_names)
+    columns = {"image_column": options.image_column, "label_column": options.label_column}
+    return load_images(options.dataset, split, **columns).relabelled(label_names)

@@ -143,29 +143,15 @@ def save_patch_attention(
             panel.set_title(f"layer {number}, head {head}", fontsize=7)
 
 
-def check_classes_fit(count: int) -> None:
-    """Refuse a figure of too many classes.
-
-    Raises:
-        ValueError: there are more than a figure can show.
-    """
-    if count > MOST_CLASSES:
-        raise ValueError(f"{count} classes do not fit into a figure: at most {MOST_CLASSES}")
-
-
 def save_confusion(confusion: Tensor, label_names: tuple[str, ...], path: Path) -> None:
     """Save how often each class was taken for each other.
 
     Args:
         confusion: `(C, C)` counts; row: true class, column: most probable class.
-        label_names: C names.
+        label_names: C names, at most `MOST_CLASSES`.
         path: figure file.
-
-    Raises:
-        ValueError: as of `check_classes_fit`.
     """
     count = len(label_names)
-    check_classes_fit(count)
     shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
     with saved_panels(path, 1, inches=min(12.0, 2.5 + 0.35 * count)) as (panel,):
         panel.set_axis_on()

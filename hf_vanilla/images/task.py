@@ -4,7 +4,8 @@ Shapes: B batch, H x W pixels.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,7 +31,6 @@ from hf_vanilla.data.images import (
     VALIDATION_NAMES,
     ImageError,
     LabelledImages,
-    changed_images,
     check_classes,
     load_images,
 )
@@ -106,9 +106,7 @@ def training_and_validation(
             rows = np.random.default_rng(HELD_OUT_SEED).permutation(len(train))
             return train.subset(np.sort(rows[count:])), train.subset(np.sort(rows[:count]))
     split = validation_split or ("train" if source == BUILT_IN_DIGITS else "validation")
-    validation = load_images(source, split, **columns, label_names=train.label_names).relabelled(
-        train.label_names
-    )
+    validation = load_images(source, split, **columns).relabelled(train.label_names)
     is_other = options.validation is not None or split == train_split
     if not is_other and np.array_equal(validation.fingerprints, train.fingerprints):
         raise ValueError(
@@ -116,14 +114,6 @@ def training_and_validation(
             "on its training images: give validation or validation_share"
         )
     return train, validation
-
-
-def unreadable_images(readers: Iterable[ImageReader | None]) -> str:
-    """Warn of the images that were left out; returns the sentences for the model card."""
-    messages = [message for reader in readers if reader and (message := reader.left_out())]
-    for message in messages:
-        logger.warning("%s", message)
-    return "".join(f" {message}." for message in messages)
 
 
 def check_unchanged(train: LabelledImages, output_dir: Path) -> None:
@@ -135,8 +125,11 @@ def check_unchanged(train: LabelledImages, output_dir: Path) -> None:
     path = output_dir / FINGERPRINT_FILE
     if not path.is_file():
         return
-    changed = changed_images(np.load(path, allow_pickle=False).tolist(), train.fingerprints)
-    if changed:
+    before, now = (
+        Counter(prints.tolist())
+        for prints in (np.load(path, allow_pickle=False), train.fingerprints)
+    )
+    if changed := max((before - now).total(), (now - before).total()):
         raise ValueError(
             f"{changed:,} of {len(train):,} images of {train.origin} changed since the run in "
             f"{output_dir} began: restore them, or choose another output_dir"
@@ -162,11 +155,6 @@ class ImageClassificationTask(RowTask):
     counted: ClassVar[tuple[str, ...]] = ("images",)
     shown_count: ClassVar[str] = "images"
     has_few_shapes: ClassVar[bool] = True
-
-    @property
-    def statistics(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of each channel, of values in [0, 1]."""
-        return self.processor.image_mean, self.processor.image_std
 
     def model(self) -> PreTrainedModel:
         """A model for the classes of the training images, new or from the initial model."""
@@ -201,7 +189,7 @@ class ImageClassificationTask(RowTask):
         """Read, augment and normalise: `pixel_values` `(B, 3, H, W)`, `labels` `(B,)` int64."""
         pixels, labels = self.train.read(rows)
         changed = augment(pixels.float() / 255, self.options, generator)
-        return {"pixel_values": normalised(changed, *self.statistics), "labels": labels}
+        return {"pixel_values": normalised(changed, self.processor), "labels": labels}
 
     def counts(self, batch: Batch) -> Sequence[int]:
         """Readable images."""
@@ -249,7 +237,7 @@ class ImageClassificationTask(RowTask):
         size = self.options.images_per_batch
         for first in validation_bar(accelerator, range(0, len(rows), size)):
             pixels, labels = reader.read(rows[first : first + size])
-            images = normalised(pixels.float() / 255, *self.statistics)
+            images = normalised(pixels.float() / 255, self.processor)
             logits = model(images.to(accelerator.device)).logits.float().cpu()
             is_known = labels.ne(IGNORED_LABEL)
             logits, labels = logits[is_known], labels[is_known]
@@ -274,25 +262,26 @@ class ImageClassificationTask(RowTask):
         np.save(folder / FINGERPRINT_FILE, self.train.images.fingerprints)
 
     def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
-        """The model card with data, classes and accuracy."""
-        left_out = unreadable_images((self.train, self.validation))
-        card = replace(
-            CARD,
-            **{**facts, "training": facts["training"] + left_out},
-            dataset=Path(self.options.dataset).resolve().name,
-            classes=self.train.images.label_names,
-        )
+        """The model card with data, classes and accuracy; warns of images that were left out."""
+        training = facts["training"]
+        for reader in (self.train, self.validation):
+            if reader is not None and (left_out := reader.left_out()):
+                logger.warning("%s", left_out)
+                training += f" {left_out}."
+        facts = {
+            **facts,
+            "training": training,
+            "dataset": Path(self.options.dataset).resolve().name,
+            "classes": self.train.images.label_names,
+        }
         if validation is not None:
-            accuracy, nats, in_five = (
-                validation.values[name] for name in ("accuracy", "nll", "top5_accuracy")
+            values = validation.values
+            facts["scores"] = (
+                f"accuracy {values['accuracy']:.2f} %, among the first five "
+                f"{values['top5_accuracy']:.2f} %, {values['nll']:.4f} nats per image"
             )
-            scores = (
-                f"accuracy {accuracy:.2f} %, among the first five {in_five:.2f} %, {nats:.4f} nats "
-                "per image"
-            )
-            metrics = {"accuracy": (round(accuracy / 100, 4), None)}
-            card = replace(card, scores=scores, metrics=metrics)
-        return model_card(card)
+            facts["metrics"] = {"accuracy": (round(values["accuracy"] / 100, 4), None)}
+        return model_card(replace(CARD, **facts))
 
 
 def training_flops(config: VanillaVitConfig) -> int:

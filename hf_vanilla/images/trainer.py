@@ -49,7 +49,7 @@ class ImageRows(Dataset):
             )
         self.size = processed_size(processor)
         self.reader = ImageReader(images, self.size, resample=int(processor.resample))
-        self.statistics = list(processor.image_mean), list(processor.image_std)
+        self.processor = processor
         self.changes = changes
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class ImageRows(Dataset):
         if self.changes is not None:
             seed = int(torch.randint(2**62, ()))
             values = augment(values, self.changes, torch.Generator().manual_seed(seed))
-        return {"pixel_values": normalised(values, *self.statistics)[0], "labels": int(labels)}
+        return {"pixel_values": normalised(values, self.processor)[0], "labels": int(labels)}
 
 
 def with_new_head(
@@ -76,7 +76,13 @@ def with_new_head(
         name: folder or Hub id.
         label_names: the classes.
         config: of the saved model with another dropout or size of images; None: as it was saved.
+
+    Raises:
+        ValueError: there is one class only, or the model is damaged.
+        OSError: nothing is found under the name.
     """
+    if len(label_names) < 2:
+        raise ValueError(f"label_names={list(label_names)}: give two classes or more")
     saved = load_saved(VanillaVitConfig, name)
     config = copy.deepcopy(config or saved)
     config.update(label_fields(label_names))

@@ -5,7 +5,6 @@ Shapes: N decoder layers, B images, Q queries, M objects of the fullest image, K
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -153,23 +152,6 @@ def generalized_iou(boxes: Tensor, others: Tensor) -> Tensor:
 # --- the loss ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DetectionLoss:
-    """The loss and its parts, one number per decoder layer, the last layer last.
-
-    Attributes:
-        label: `(N,)` weighted cross-entropy.
-        distance: `(N,)` L1 distance per object.
-        overlap: `(N,)` one minus the generalized IoU, per object.
-        total: the weighted sum over parts and layers.
-    """
-
-    label: Tensor
-    distance: Tensor
-    overlap: Tensor
-    total: Tensor
-
-
 def detection_loss(
     config: VanillaDetrConfig,
     logits: Tensor,
@@ -178,7 +160,7 @@ def detection_loss(
     *,
     num_objects: "Tensor | float | None" = None,
     num_images: "Tensor | float | None" = None,
-) -> DetectionLoss:
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Match every layer anew, then sum the losses of the pairs and of the unmatched queries.
 
     Several micro-batches or processes give the gradient of one batch if `num_objects` and
@@ -191,6 +173,11 @@ def detection_loss(
         targets: the objects of each image.
         num_objects: objects of the optimizer step; None: of this call. At least 1 is used.
         num_images: images of the optimizer step; None where `num_objects` is None.
+
+    Returns:
+        The weighted sum over parts and layers; and `(N,)` of each part, the last layer last:
+        `loss_ce`, the weighted cross-entropy, and, per object, `loss_bbox`, the L1 distance, and
+        `loss_giou`, one minus the generalized IoU.
 
     Raises:
         ValueError: shapes do not fit, a label is no class, an image has more objects than there
@@ -232,8 +219,8 @@ def detection_loss(
     nothing = distances.new_zeros(layers)
     distance = nothing.index_add(0, layer, distances) / objects.clamp(min=1)
     overlap = nothing.index_add(0, layer, overlaps) / objects.clamp(min=1)
-    parts = label + config.bbox_loss_coefficient * distance + config.giou_loss_coefficient * overlap
-    return DetectionLoss(label, distance, overlap, parts.sum())
+    total = label + config.bbox_loss_coefficient * distance + config.giou_loss_coefficient * overlap
+    return total.sum(), {"loss_ce": label, "loss_bbox": distance, "loss_giou": overlap}
 
 
 def padded_targets(targets: Sequence[Mapping[str, Tensor]]) -> Targets:

@@ -23,7 +23,7 @@ from .backbone_vanilla_detr import VanillaDetrBackbone
 from .configuration_vanilla_detr import VanillaDetrConfig
 from .kernels_vanilla import may_read
 from .layers_vanilla import DECODER_RECORDS, ENCODER_RECORDS, decoder_layers, encoder_layers
-from .loss_vanilla_detr import DetectionLoss, Targets, detection_loss, padded_targets
+from .loss_vanilla_detr import Targets, detection_loss, padded_targets
 from .positions_vanilla import sinusoid_2d
 from .pretrained_vanilla import VanillaPreTrainedModel
 
@@ -376,44 +376,38 @@ class VanillaForObjectDetection(VanillaDetrPreTrainedModel):
         Raises:
             ValueError: inputs do not fit; the message says which and how.
         """
-        objects, images = kwargs.pop("num_items_in_batch", None), kwargs.pop("num_images", None)
-        outputs = self.model(pixel_values, pixel_mask, **kwargs)
-        loss = None
-        if labels is None:
-            logits, found = self._heads(outputs.last_hidden_state)
-        else:
+        counts = {
+            "num_objects": kwargs.pop("num_items_in_batch", None),
+            "num_images": kwargs.pop("num_images", None),
+        }
+        states = dict(self.model(pixel_values, pixel_mask, **kwargs))
+        every = states.pop("intermediate_hidden_states")
+        if labels is None or not self.config.auxiliary_loss:
+            every = every[-1:]
+        logits = self.class_labels_classifier(every)  # (N, B, Q, K + 1)
+        found = self.bbox_predictor(every).sigmoid()  # (N, B, Q, 4)
+        loss = parts = None
+        if labels is not None:
             if not isinstance(labels, Tensor):
                 targets = padded_targets(labels)
             elif boxes is None:
                 raise ValueError("labels came as a tensor without boxes: give boxes (B, M, 4) too")
             else:
                 targets = Targets(labels, boxes)
-            states = outputs.intermediate_hidden_states
-            every, every_box = self._heads(states if self.config.auxiliary_loss else states[-1:])
-            loss = detection_loss(
-                self.config, every, every_box, targets, num_objects=objects, num_images=images
-            )
-            logits, found = every[-1], every_box[-1]
-        states = dict(outputs)
-        del states["intermediate_hidden_states"]
+            loss, parts = detection_loss(self.config, logits, found, targets, **counts)
         return VanillaDetectionOutput(
-            loss=None if loss is None else loss.total,
-            loss_dict=None if loss is None else named_parts(loss),
-            logits=logits,
-            pred_boxes=found,
+            loss=loss,
+            loss_dict=None if parts is None else named_parts(parts),
+            logits=logits[-1],
+            pred_boxes=found[-1],
             **states,
         )
 
-    def _heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        boxes = self.bbox_predictor(hidden_states).sigmoid()
-        return self.class_labels_classifier(hidden_states), boxes
 
-
-def named_parts(loss: DetectionLoss) -> dict[str, Tensor]:
-    """The parts of the loss under transformers' names; earlier layers carry their number."""
-    parts = {"loss_ce": loss.label, "loss_bbox": loss.distance, "loss_giou": loss.overlap}
+def named_parts(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parts of the loss as transformers names them; earlier layers carry their number."""
     named = {name: of_layers[-1].detach() for name, of_layers in parts.items()}
-    for layer in range(len(loss.label) - 1):
+    for layer in range(len(parts["loss_ce"]) - 1):
         for name, of_layers in parts.items():
             named[f"{name}_{layer}"] = of_layers[layer].detach()
     return named

@@ -378,11 +378,8 @@ def classification_loss(
         problem_type = REGRESSION if logits.shape[1] == 1 else problem_type
     smoothing = config.label_smoothing if is_training else 0.0
     total, count = _total(problem_type, logits.float(), labels, smoothing)
-    if num_items_in_batch is None:
-        return total / count
-    if isinstance(num_items_in_batch, Tensor):
-        num_items_in_batch = num_items_in_batch.to(total.device)
-    return total / num_items_in_batch
+    divisor = count if num_items_in_batch is None else num_items_in_batch
+    return total / (divisor.to(total.device) if isinstance(divisor, Tensor) else divisor)
 
 
 def _total(

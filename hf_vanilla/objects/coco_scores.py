@@ -109,7 +109,9 @@ def score_detections(found: Sequence[Detections], images: DetectionImages) -> Ob
         raise ValueError(f"{images.origin} holds no object to score: check the annotations")
     COCO, COCOeval_faster = coco_classes()  # noqa: N806
     quiet = {"print_function": lambda *_: None}
-    truth = COCO(truth_content(images), **quiet)
+    # the evaluation sorts the ids, and a file's may be names, or in another order than the labels
+    numbered = replace(images, image_ids=NUMBERS, category_ids=NUMBERS)
+    truth = COCO(coco_content(numbered), **quiet)
     results = coco_results(found, range(len(images.label_names)), range(len(images)))
     evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox", **quiet)
     evaluation.evaluate()
@@ -150,14 +152,6 @@ def coco_classes() -> tuple[Any, Any]:
     with needs("AP needs faster-coco-eval", "vision"):
         from faster_coco_eval import COCO, COCOeval_faster
     return COCO, COCOeval_faster
-
-
-def truth_content(images: DetectionImages) -> dict[str, Any]:
-    """The annotations as a COCO file has them, with rows and labels as ids.
-
-    The evaluation sorts both, and a file's ids may be names, or in another order than the labels.
-    """
-    return coco_content(replace(images, image_ids=NUMBERS, category_ids=NUMBERS))
 
 
 def score_detector(

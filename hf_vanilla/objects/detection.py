@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.image_transforms import corners_to_center_format, get_size_with_aspect_ratio
 
 from hf_vanilla.data.image_models import normalised, resized_pixels
+from hf_vanilla.data.images import check_known
 from hf_vanilla.files import write_text
 from hf_vanilla.models.loss_vanilla_detr import NO_LABEL, iou
 from hf_vanilla.options import Options, option
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import DetrImageProcessorPil
 
-IMAGE_MEAN = (0.485, 0.456, 0.406)  # of ImageNet, which pretrained backbones were trained with
-IMAGE_DEVIATION = (0.229, 0.224, 0.225)
 SMALLEST_CROP = 0.5  # of each side
 NUMBERS = range(sys.maxsize)
 
@@ -153,11 +152,7 @@ class DetectionImages:
         """
         names = list(label_names)
         used = {self.label_names[label] for entry in self.objects for label in entry.labels}
-        if unknown := sorted(used - set(names)):
-            raise ValueError(
-                f"{self.origin} has the class {unknown[0]!r}, which is not among the "
-                f"{len(names)} labels of the model ({', '.join(names[:10])})"
-            )
+        check_known(sorted(used), names, self.origin)
         new_labels = np.asarray(
             [names.index(name) if name in names else -1 for name in self.label_names]
         )
@@ -187,22 +182,17 @@ def resized_size(size: tuple[int, int], shortest: int, longest: int) -> tuple[in
 
 
 def detection_processor(shortest: int, longest: int) -> "DetrImageProcessorPil":
-    """Transformers' image processor of DETR: resize, scale to [0, 1], normalize, pad, mask."""
+    """Transformers' image processor of DETR: resize, scale to [0, 1], normalize, pad, mask.
+
+    It normalizes by the statistics of ImageNet, which pretrained backbones were trained with.
+    """
     from transformers import DetrImageProcessorPil
 
-    return DetrImageProcessorPil(
-        size={"shortest_edge": shortest, "longest_edge": longest},
-        image_mean=list(IMAGE_MEAN),
-        image_std=list(IMAGE_DEVIATION),
-    )
+    return DetrImageProcessorPil(size={"shortest_edge": shortest, "longest_edge": longest})
 
 
 def detection_row(
-    image: "Image",
-    objects: ImageObjects,
-    size: tuple[int, int],
-    mean: Sequence[float] = IMAGE_MEAN,
-    deviation: Sequence[float] = IMAGE_DEVIATION,
+    image: "Image", objects: ImageObjects, processor: Any, size: tuple[int, int] | None = None
 ) -> dict[str, Tensor]:
     """One row for `DetectionCollator`; pixels equal those of the image processor.
 
@@ -210,19 +200,18 @@ def detection_row(
         image: in three channels.
         objects: of the image, boxes in its pixels; crowds and boxes without area are left out, and
             boxes are cut at the image's border.
-        size: height and width to resize to.
-        mean: of each channel.
-        deviation: standard deviation of each channel.
+        processor: image processor, read for mean and standard deviation.
+        size: height and width to resize to; None: as it is.
 
     Returns:
         `pixel_values` `(3, H, W)`, `labels` `(m,)` int64, `boxes` `(m, 4)` in center form, in
         shares of width and height.
     """
-    pixels = resized_pixels(image, size).float() / 255
+    pixels = resized_pixels(image, size or (image.height, image.width)).float() / 255
     whole = np.asarray([image.width, image.height] * 2, dtype=np.float64)
     inside = replace(objects, boxes=objects.boxes.clip(0, whole)).trained_on
     return {
-        "pixel_values": normalised(pixels, mean, deviation),
+        "pixel_values": normalised(pixels, processor),
         "labels": torch.from_numpy(inside.labels),
         "boxes": corners_to_center_format(torch.from_numpy(inside.boxes / whole)).float(),
     }

@@ -5,7 +5,7 @@ Shapes: B batch, Q queries, K classes, S = h * w positions of the feature map.
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForObjectDetection
 from transformers.image_transforms import center_to_corners_format
 
 from hf_vanilla.data.image_models import (
@@ -27,7 +26,6 @@ from hf_vanilla.data.image_models import (
     load_image_model,
     output_and_results,
     read_image_request,
-    results_of_files,
 )
 from hf_vanilla.data.images import open_image
 from hf_vanilla.options import option
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MODEL_TYPE = "vanilla_detr"
 FORMATS = ("jsonl", "coco")
 # for readers with any colour vision (the palette of Okabe and Ito)
 COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
@@ -133,11 +130,9 @@ class Detector:
         for image in images:  # each is resized before the next one is opened
             pixels.append(self.pixels(image))
             sizes.append((image.height, image.width))
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for index, values in enumerate(pixels):
-            groups.setdefault(tuple(values.shape), []).append(index)
         found: dict[int, Detections] = {}
-        for indices in groups.values():
+        for shape in dict.fromkeys(values.shape for values in pixels):
+            indices = [index for index, values in enumerate(pixels) if values.shape == shape]
             batch = torch.cat([pixels[index] for index in indices])  # (B, 3, H, W)
             outputs = self.model(batch.to(self.model.device))
             of_group = detected_objects(
@@ -155,12 +150,6 @@ class Detector:
             size = {"height": height, "width": width}
         return self.processor(image, size=size, return_tensors="pt")["pixel_values"]
 
-    def detect_files(
-        self, paths: Iterable[str], *, batch_size: int = 8
-    ) -> Iterator[FileResult[Detections]]:
-        """The objects of each path, in their order; an unreadable file gets its error."""
-        return results_of_files(paths, self.detect, batch_size=batch_size)
-
 
 def load_detector(name: str, *, device: str | None = None) -> Detector:
     """The detector of a model folder or Hub id.
@@ -175,8 +164,7 @@ def load_detector(name: str, *, device: str | None = None) -> Detector:
     """
     model, processor = load_image_model(
         name,
-        AutoModelForObjectDetection,
-        model_type=MODEL_TYPE,
+        "object_detection",
         remedy="give a detector of this package; hf-vanilla convert makes one of a DETR",
         device=device,
     )
@@ -208,33 +196,21 @@ class DetectOptions(ImageFilesOptions):
             raise ValueError("annotations: only the format coco has ids; add --format coco")
 
 
-@dataclass(frozen=True)
-class CocoIds:
-    """The ids of a COCO file; without one, the image's path and the label's number.
+def image_id(ids: Mapping[str, Any], path: str) -> Any:
+    """The id of an image.
 
-    Attributes:
-        images: id by file name, whose folders may be fewer than a path's; None: no file was given.
-        categories: id of each label; None: it is no category of the file.
+    Args:
+        ids: by file name, whose folders may be fewer than a path's.
+        path: of the image.
+
+    Raises:
+        ValueError: no file name belongs to it.
     """
-
-    images: dict[str, Any] | None
-    categories: tuple[Any, ...]
-
-    def image_id(self, path: str) -> Any:
-        """The id of an image.
-
-        Raises:
-            ValueError: the file of annotations does not have it.
-        """
-        if self.images is None:
-            return path
-        parts = Path(path).parts  # a file name of the annotations may have folders
-        for name in (path, *("/".join(parts[first:]) for first in range(len(parts)))):
-            if name in self.images:
-                return self.images[name]
-        raise ValueError(
-            f"{path} is not among the {len(self.images)} annotated images: leave it out"
-        )
+    parts = Path(path).parts
+    for name in (path, *("/".join(parts[first:]) for first in range(len(parts)))):
+        if name in ids:
+            return ids[name]
+    raise ValueError(f"{path} is not among the {len(ids)} annotated images: leave it out")
 
 
 read_detection = partial(read_image_request, DetectOptions)
@@ -251,16 +227,13 @@ def detect_files(request: ImageRequest) -> None:
     options = request.options
     detector = load_detector(options.model, device=options.device)
     names = detector.label_names
-    ids = coco_ids(options.annotations, names)
+    id_of, categories = coco_ids(options.annotations, names)
     default = 0.0 if options.format == "coco" else 0.5
     lowest = default if options.threshold is None else options.threshold
-    paths: Iterable[str] = image_paths(request.paths)
-    if STDIN not in request.paths:
-        paths = list(paths)
-        for path in paths:
-            ids.image_id(path)  # refuses one without an id
-    results = detector.detect_files(paths, batch_size=options.batch_size)
-    with output_and_results(request, results) as (file, reported):
+    if options.annotations is not None and STDIN not in request.paths:
+        for path in image_paths(request.paths):
+            id_of(path)  # refuses one without an id
+    with output_and_results(request, detector.detect) as (file, reported):
         passing: Iterator[FileResult[Detections]] = (
             result if result.result is None else replace(result, result=result.result.above(lowest))
             for result in reported
@@ -270,11 +243,11 @@ def detect_files(request: ImageRequest) -> None:
             passing = _drawing(passing, Path(options.draw), names, drawn)
         if options.format == "coco":
             entries: list[dict[str, Any]] = []
-            is_known = np.asarray([category is not None for category in ids.categories])
+            is_known = np.asarray([category is not None for category in categories])
             for result in passing:
                 if result.result is not None:
                     found = result.result.where(is_known[result.result.labels])
-                    entries += coco_results([found], ids.categories, [ids.image_id(result.name)])
+                    entries += coco_results([found], categories, [id_of(result.name)])
             json.dump(entries, file)
             file.write("\n")
         else:
@@ -282,14 +255,20 @@ def detect_files(request: ImageRequest) -> None:
                 file.write(line_of(result, names) + "\n")
 
 
-def coco_ids(annotations: str | None, label_names: Sequence[str]) -> CocoIds:
+def coco_ids(
+    annotations: str | None, label_names: Sequence[str]
+) -> tuple[Callable[[str], Any], Sequence[Any]]:
     """The ids that results are written with; warns of labels that are no category of the file.
+
+    Returns:
+        From an image's path to its id; and the id of each label, None where it is no category.
+        Without a file these are the path and the label's number.
 
     Raises:
         ValueError: no label of the model is a category of the file.
     """
     if annotations is None:
-        return CocoIds(None, tuple(range(len(label_names))))
+        return str, range(len(label_names))
     truth = read_coco(Path(annotations))
     of_name = dict(zip(truth.label_names, truth.category_ids, strict=True))
     missing = [name for name in label_names if name not in of_name]
@@ -301,7 +280,7 @@ def coco_ids(annotations: str | None, label_names: Sequence[str]) -> CocoIds:
             *(annotations, ", ".join(map(repr, dict.fromkeys(missing)))),
         )
     images = dict(zip(truth.names, truth.image_ids, strict=True))
-    return CocoIds(images, tuple(of_name.get(name) for name in label_names))
+    return partial(image_id, images), [of_name.get(name) for name in label_names]
 
 
 def coco_results(

@@ -4,7 +4,7 @@ A scene has 64 x 64 pixels and 1 to 4 handwritten digits of 14 to 26 pixels that
 noise. Scene number i is a function of seed and i alone.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -35,15 +35,11 @@ class DigitScenes:
         digits: what is drawn, 8 x 8 pixels each.
         seed: of all scenes.
         label_names: classes, the digits that occur.
-        rows: rows of `digits` that are drawn.
-        labels: class of each of `rows`.
     """
 
     digits: LabelledImages = field(repr=False)
     seed: int
     label_names: tuple[str, ...]
-    rows: np.ndarray = field(repr=False)
-    labels: np.ndarray = field(repr=False)
     origin: ClassVar[str] = DIGIT_SCENES
 
     @property
@@ -64,13 +60,13 @@ class DigitScenes:
             corner = _free_corner(boxes, side, generator)
             if corner is None:
                 continue
-            index = int(generator.integers(len(self.rows)))
-            digit = self.digits.open(int(self.rows[index])).convert("L")
+            index = int(generator.integers(len(self.digits)))
+            digit = self.digits.open(index).convert("L")
             left, top = corner
             scaled = digit.resize((side, side), Image.Resampling.BILINEAR)
             values[top : top + side, left : left + side] = np.asarray(scaled) / 255
             boxes.append((left, top, left + side, top + side))
-            labels.append(int(self.labels[index]))
+            labels.append(int(self.digits.labels[index]))
         values += NOISE * generator.standard_normal(values.shape)
         grey = np.rint(255 * values.clip(0, 1)).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB"), objects_of(labels, boxes)
@@ -127,7 +123,8 @@ def digit_scenes(
     rows = np.flatnonzero(labels >= 0)
     if not len(rows):
         raise ValueError(f"{digits.origin} has none of the digits {classes}")
-    return DigitScenes(digits, seed, names, rows, labels[rows])
+    drawn = replace(digits.subset(rows), labels=labels[rows], label_names=names)
+    return DigitScenes(drawn, seed, names)
 
 
 def _free_corner(

@@ -1,7 +1,6 @@
 """What is in a detection data set, before training: most AP of 0 is visible here."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -18,42 +17,6 @@ SHOWN = 5
 DUPLICATE_IOU = 0.9
 
 
-@dataclass(frozen=True)
-class DetectionReport:
-    """Counts over a data set.
-
-    Attributes:
-        origin: of the data.
-        images: how many.
-        objects: how many, crowds left out.
-        by_class: name and objects of each class.
-        most_objects: of one image.
-        sizes: share of small, medium and large boxes, by COCO's borders.
-        problems: what is wrong or doubtful, a line each, with an example and the remedy.
-    """
-
-    origin: str
-    images: int
-    objects: int
-    by_class: tuple[tuple[str, int], ...]
-    most_objects: int
-    sizes: tuple[float, float, float]
-    problems: tuple[str, ...]
-
-    def __str__(self) -> str:
-        width = max((len(name) for name, _ in self.by_class), default=0)
-        small, medium, large = (100 * share for share in self.sizes)
-        lines = [
-            f"{self.origin}: {self.images:,} images, {self.objects:,} objects of "
-            f"{len(self.by_class)} classes, at most {self.most_objects} in one image",
-            f"sizes: {small:.0f} % small (under 32 x 32 pixels), {medium:.0f} % medium, "
-            f"{large:.0f} % large (over 96 x 96)",
-            *(f"  {name:{width}}  {count:,}" for name, count in self.by_class),
-        ]
-        problems = self.problems or ("none found",)
-        return "\n".join([*lines, "problems:", *(f"  {problem}" for problem in problems)])
-
-
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions(Options):
     """Report what is in a detection data set: classes, boxes, sizes, and what is wrong."""
@@ -64,7 +27,7 @@ class InspectOptions(Options):
     num_queries: int = option(100, "queries of the model")
 
 
-def inspect_dataset(options: InspectOptions) -> DetectionReport:
+def inspect_dataset(options: InspectOptions) -> str:
     """Read a data set and report on it.
 
     Raises:
@@ -75,48 +38,43 @@ def inspect_dataset(options: InspectOptions) -> DetectionReport:
     return detection_report(images, num_queries=options.num_queries)
 
 
-def detection_report(images: DetectionImages, *, num_queries: int = 100) -> DetectionReport:
-    """Count classes, boxes and problems of a data set.
+def detection_report(images: DetectionImages, *, num_queries: int = 100) -> str:
+    """Classes, boxes and problems of a data set, in lines.
 
     Args:
         images: the data.
         num_queries: of the model: an image may not have more objects.
     """
     used = [entry.trained_on for entry in images.objects]
-    counts = [len(entry) for entry in used]
     labels = Counter(int(label) for entry in used for label in entry.labels)
-    by_class = tuple((name, labels[label]) for label, name in enumerate(images.label_names))
     sides = np.concatenate([entry.boxes[:, 2:] - entry.boxes[:, :2] for entry in used] or [[]])
     areas = sides.reshape(-1, 2).prod(axis=1)
-    shares = [
-        float(is_size.mean()) if len(areas) else 0.0
-        for is_size in (areas < SMALL, (areas >= SMALL) & (areas <= MEDIUM), areas > MEDIUM)
+    is_of_size = (areas < SMALL, (areas >= SMALL) & (areas <= MEDIUM), areas > MEDIUM)
+    small, medium, large = (100 * (is_size.sum() / max(len(areas), 1)) for is_size in is_of_size)
+    width = max((len(name) for name in images.label_names), default=0)
+    most = max(map(len, used), default=0)
+    lines = [
+        f"{images.origin}: {len(images):,} images, {len(areas):,} objects of "
+        f"{len(images.label_names)} classes, at most {most} in one image",
+        f"sizes: {small:.0f} % small (under 32 x 32 pixels), {medium:.0f} % medium, "
+        f"{large:.0f} % large (over 96 x 96)",
+        *(f"  {name:{width}}  {labels[label]:,}" for label, name in enumerate(images.label_names)),
     ]
-    return DetectionReport(
-        images.origin,
-        len(images),
-        sum(counts),
-        by_class,
-        max(counts, default=0),
-        (shares[0], shares[1], shares[2]),
-        tuple(_problems(images, counts, by_class, num_queries)),
-    )
+    found = problems(images, num_queries) or ["none found"]
+    return "\n".join([*lines, "problems:", *(f"  {problem}" for problem in found)])
 
 
-def _problems(
-    images: DetectionImages,
-    counts: Sequence[int],
-    by_class: Sequence[tuple[str, int]],
-    num_queries: int,
-) -> list[str]:
+def problems(images: DetectionImages, num_queries: int = 100) -> list[str]:
+    """What is wrong or doubtful, a line each, with an example and the remedy."""
+    used = [entry.trained_on for entry in images.objects]
     boxes = [entry.boxes for entry in images.objects]
     ends = np.tile(images.sizes[:, ::-1], 2) + 1  # right and bottom of each image, twice
     faults = {
         f"images have more than {num_queries} objects: raise num_queries": [
-            count > num_queries for count in counts
+            len(entry) > num_queries for entry in used
         ],
         "images have no object to train on: right only if nothing is in them": [
-            not count for count in counts
+            not len(entry) for entry in used
         ],
         "images have boxes that reach more than a pixel outside: they are cut at the border": [
             ((box < -1) | (box > end)).any() for box, end in zip(boxes, ends, strict=True)
@@ -125,7 +83,7 @@ def _problems(
             (box[:, 2:] <= box[:, :2]).any() for box in boxes
         ],
         f"images have two boxes of one class with IoU over {DUPLICATE_IOU}: remove one": [
-            repeats(entry.trained_on, DUPLICATE_IOU).any() for entry in images.objects
+            repeats(entry, DUPLICATE_IOU).any() for entry in used
         ],
     }
     found = _file_faults(images)
@@ -136,7 +94,8 @@ def _problems(
         for names, fault in found
         if names
     ]
-    if empty := [name for name, count in by_class if not count]:
+    labels = {label for entry in used for label in entry.labels}
+    if empty := [name for label, name in enumerate(images.label_names) if label not in labels]:
         lines.append(
             f"classes without an object: {len(empty)} ({', '.join(empty[:SHOWN])}); remove them or "
             "check the export"

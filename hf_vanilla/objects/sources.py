@@ -4,29 +4,24 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hf_vanilla.data.images import (
     IMAGE_SUFFIXES,
     MOST_PIXELS,
+    FileImages,
     ImageCells,
-    ImageError,
     header_size,
-    open_image,
     split_folder,
 )
 from hf_vanilla.file_values import checked, shown, yaml_value
 from hf_vanilla.loading import load_rows
 
 from .detection import DetectionImages, ImageObjects, objects_of
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 METADATA = "metadata.jsonl"
 ID, SIDE = (int, float, str), (int, float, NoneType)
@@ -94,27 +89,23 @@ def read_coco(path: Path, folder: Path | None = None) -> DetectionImages:
     ids, names = [e["id"] for e in categories], [str(e["name"]) for e in categories]
     image_ids = [entry["id"] for entry in content["images"]]
     files = [entry["file_name"] for entry in content["images"]]
-    _refuse_twice(ids, f"{path}: category id")
-    _refuse_twice(names, f"{path}: category name")
-    _refuse_twice(image_ids, f"{path}: image id")
-    _refuse_twice(files, f"{path}: image")
+    each = {"category id": ids, "category name": names, "image id": image_ids, "image": files}
+    for part, values in each.items():
+        _refuse_twice(values, f"{path}: {part}")
     label_of = {category: label for label, category in enumerate(ids)}
     by_image = _objects_by_image(content, label_of, path)
     root = folder or path.parent
-    sizes = [_size_of(entry, root) for entry in content["images"]]
     return DetectionImages(
         objects=[
             objects_of(*([entry[part] for entry in entries] for part in range(4)))
             for entries in by_image.values()
         ],
-        sizes=np.asarray(sizes, dtype=np.int64),
         label_names=tuple(names),
         category_ids=tuple(ids),
         image_ids=image_ids,
-        names=files,
-        open=_OpenFile(root, tuple(files), tuple(sizes)),
         origin=str(path),
         files=[root / file for file in files],
+        **_of_files(root, content["images"]),
     )
 
 
@@ -164,10 +155,9 @@ def _coco_content(path: Path) -> dict[str, Any]:
             checked(entry, dict, item)
             for field, kinds in fields.items():
                 checked(entry.get(field), kinds, f"{item}.{field}")
-    if not content["images"]:
-        raise ValueError(f"{path} holds no images")
-    if not content["categories"]:
-        raise ValueError(f"{path} holds no categories: export them with the annotations")
+    for part in ("images", "categories"):
+        if not content[part]:
+            raise ValueError(f"{path} holds no {part}: export them with the annotations")
     return content
 
 
@@ -224,14 +214,12 @@ def read_metadata_folder(folder: Path) -> DetectionImages:
     for item, line in _numbered_lines(path):
         try:
             row = checked(json.loads(line), dict, "the line")
-            files.append(checked(row["file_name"], str, "file_name"))
+            files.append({"file_name": checked(row["file_name"], str, "file_name")})
             cells.append((item, row["objects"]))
         except (ValueError, KeyError, RecursionError) as error:
             raise ValueError(f"{item}: {error}: give file_name and objects as JSON") from None
-    _refuse_twice(files, f"{path}: image")
-    sizes = [_size_of({"file_name": file}, folder) for file in files]
-    opened = _OpenFile(folder, tuple(files), tuple(sizes))
-    return _from_cells(cells, sizes, files, opened, str(folder))
+    _refuse_twice([file["file_name"] for file in files], f"{path}: image")
+    return _from_cells(cells, str(folder), **_of_files(folder, files))
 
 
 def read_yolo_folder(root: Path, split: str = "train") -> DetectionImages:
@@ -257,19 +245,12 @@ def read_yolo_folder(root: Path, split: str = "train") -> DetectionImages:
     )
     if not files:
         raise ValueError(f"{root} has no image of the split {split!r}: {found[0]} holds none")
-    sizes = [_size_of({"file_name": file}, found[0]) for file in files]
+    images = _of_files(found[0], [{"file_name": file} for file in files])
     objects = [
         _yolo_objects((found[1] / file).with_suffix(".txt"), size, len(names))
-        for file, size in zip(files, sizes, strict=True)
+        for file, size in zip(files, images["sizes"].tolist(), strict=True)
     ]
-    return DetectionImages(
-        objects=objects,
-        sizes=np.asarray(sizes, dtype=np.int64),
-        label_names=names,
-        names=files,
-        open=_OpenFile(found[0], tuple(files), tuple(sizes)),
-        origin=str(root),
-    )
+    return DetectionImages(objects=objects, label_names=names, origin=str(root), **images)
 
 
 def _yolo_names(root: Path) -> tuple[str, ...]:
@@ -331,14 +312,18 @@ def _from_hub(name: str, split: str) -> DetectionImages:
         sizes = [
             header_size(pictures.content(row), name=item) for row, (item, _) in enumerate(cells)
         ]
-    files = [item for item, _ in cells]
+    images = {
+        "names": [item for item, _ in cells],
+        "sizes": np.asarray(sizes, dtype=np.int64),
+        "open": pictures,
+    }
     feature = rows.features["objects"]
     inner = getattr(feature, "feature", feature)  # a list of one record, or a record of lists
     known = None  # names of the classes where the column says them
     for key in ("label", "categories", "category"):  # the last one that is there counts
         if isinstance(inner, Mapping) and key in inner:
             known = getattr(getattr(inner[key], "feature", inner[key]), "names", None)
-    return _from_cells(cells, sizes, files, pictures, name, known=known)
+    return _from_cells(cells, name, known=known, **images)
 
 
 # --- inside --------------------------------------------------------------------------------------
@@ -352,32 +337,19 @@ def _numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
             yield f"{path}, line {number}", line.strip()
 
 
-@dataclass(frozen=True)
-class _OpenFile:
-    """Opens an image and compares its size with the one that its boxes were given for."""
-
-    folder: Path
-    names: tuple[str, ...]
-    sizes: tuple[tuple[int, int], ...]
-
-    def __call__(self, row: int) -> "Image":
-        path, (height, width) = self.folder / self.names[row], self.sizes[row]
-        image = open_image(path)
-        if image.size != (width, height):
-            raise ImageError(
-                f"{path} has {image.width} x {image.height} pixels, but the annotations are of "
-                f"{width} x {height}: scale the boxes, or annotate what its EXIF data shows"
-            )
-        return image
+def _of_files(folder: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`names`, `sizes` and `open` of `DetectionImages`, for entries of a file as COCO has them."""
+    names = [entry["file_name"] for entry in entries]
+    sizes = [_size_of(entry, folder) for entry in entries]
+    return {
+        "names": names,
+        "sizes": np.asarray(sizes, dtype=np.int64),
+        "open": FileImages(folder, names, sizes),
+    }
 
 
 def _from_cells(
-    cells: Sequence[tuple[str, Any]],
-    sizes: Sequence[tuple[int, int]],
-    names: Sequence[str],
-    opened: Any,
-    origin: str,
-    known: Sequence[str] | None = None,
+    cells: Sequence[tuple[str, Any]], origin: str, known: Sequence[str] | None = None, **images: Any
 ) -> DetectionImages:
     """Images from records of `datasets`: boxes of left, top, width, height, and categories."""
     read = [_record(item, objects) for item, objects in cells]
@@ -400,14 +372,7 @@ def _from_cells(
         if wrong := [label for label in labels if not 0 <= label < len(classes)]:
             raise ValueError(f"{item} has category {wrong[0]}, but there are {len(classes)} names")
         objects.append(objects_of(labels, boxes))
-    return DetectionImages(
-        objects=objects,
-        sizes=np.asarray(sizes, dtype=np.int64),
-        label_names=classes,
-        names=names,
-        open=opened,
-        origin=origin,
-    )
+    return DetectionImages(objects=objects, label_names=classes, origin=origin, **images)
 
 
 def _record(item: str, objects: Any) -> tuple[list[Any], list[tuple[float, float, float, float]]]:

@@ -209,12 +209,10 @@ class ObjectDetectionTask(RowTask):
 
     def batch(self, rows: list[int], generator: torch.Generator) -> Batch:
         """Read, augment and pad; see `DetectionCollator`."""
-        edges, processor, read = processor_edges(self.processor), self.processor, []
+        edges, read = processor_edges(self.processor), []
         for row in rows:
             image, objects = augmented(*self.train.read(row), edges, self.options, generator)
-            size = image.height, image.width
-            statistics = processor.image_mean, processor.image_std
-            read.append(detection_row(image, objects, size, *statistics))
+            read.append(detection_row(image, objects, self.processor))
         return DetectionCollator()(read)
 
     def counts(self, batch: Batch) -> Sequence[int]:
@@ -259,9 +257,9 @@ class ObjectDetectionTask(RowTask):
     def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
         """The model card with data, classes and AP."""
         train = self.train
-        card = replace(CARD, **facts, dataset=Path(train.origin).name, classes=train.label_names)
+        facts = {**facts, "dataset": Path(train.origin).name, "classes": train.label_names}
         if validation is not None:
-            scores = validation.details
-            metrics = {"mean_average_precision": (round(scores.figures["AP"], 4), None)}
-            card = replace(card, scores=f"```\n{scores}\n```", metrics=metrics)
-        return model_card(card)
+            facts["scores"] = f"```\n{validation.details}\n```"
+            precision = round(validation.details.figures["AP"], 4)
+            facts["metrics"] = {"mean_average_precision": (precision, None)}
+        return model_card(replace(CARD, **facts))

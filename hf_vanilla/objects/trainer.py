@@ -36,7 +36,7 @@ class DetectionRows(Dataset):
         check_processor(processor, resample=BILINEAR)
         self.images = images
         self.edges = processor_edges(processor)
-        self.statistics = tuple(processor.image_mean), tuple(processor.image_std)
+        self.processor = processor
         self.changes = changes
 
     def __len__(self) -> int:
@@ -45,13 +45,12 @@ class DetectionRows(Dataset):
     def __getitem__(self, row: int) -> dict[str, Tensor]:
         """`pixel_values` `(3, H, W)`, `labels` `(m,)` and `boxes` `(m, 4)` of one image."""
         image, objects = self.images.read(row)
-        size = resized_size((image.height, image.width), *self.edges)
-        if self.changes is not None:
-            seed = int(torch.randint(2**62, ()))
-            generator = torch.Generator().manual_seed(seed)
-            image, objects = augmented(image, objects, self.edges, self.changes, generator)
-            size = image.height, image.width
-        return detection_row(image, objects, size, *self.statistics)
+        if self.changes is None:
+            size = resized_size((image.height, image.width), *self.edges)
+            return detection_row(image, objects, self.processor, size)
+        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        image, objects = augmented(image, objects, self.edges, self.changes, generator)
+        return detection_row(image, objects, self.processor)
 
 
 def with_class_head(

@@ -184,7 +184,7 @@ def official_losses(
     logits, boxes = random_outputs(ours.config, len(targets))
 
     def mine() -> None:
-        detection_loss(ours.config, logits, boxes, padded_targets(targets)).total.backward()
+        detection_loss(ours.config, logits, boxes, padded_targets(targets))[0].backward()
 
     def other() -> None:
         layers = [
@@ -203,7 +203,7 @@ def losses(
     logits, boxes = random_outputs(config, len(targets))
 
     def ours() -> None:
-        detection_loss(config, logits, boxes, padded_targets(targets)).total.backward()
+        detection_loss(config, logits, boxes, padded_targets(targets))[0].backward()
 
     def other() -> None:
         ForObjectDetectionLoss(logits[-1], targets, "cpu", boxes[-1], config, logits, boxes)[

@@ -17,7 +17,6 @@ from torch.testing import assert_close
 from hf_vanilla.data.image_models import normalised
 from hf_vanilla.data.images import (
     ImageError,
-    changed_images,
     check_classes,
     header_size,
     load_images,
@@ -27,6 +26,7 @@ from hf_vanilla.data.images import (
 )
 from hf_vanilla.images.batches import ImageReader, image_processor, pixel_statistics
 from hf_vanilla.images.evaluation import EvaluateImagesOptions, labelled_as
+from hf_vanilla.images.task import FINGERPRINT_FILE, check_unchanged
 
 
 def test_a_folder_of_class_folders_is_read_in_a_fixed_order(tmp_path):
@@ -219,13 +219,12 @@ def test_damaged_files_are_named(tmp_path):
 def test_a_batch_equals_the_image_processor(tmp_path):
     colour_folder(tmp_path, count=3)
     images = read_image_folder(tmp_path)
-    mean, deviation = pixel_statistics(ImageReader(images, (5, 7)))
-    processor = image_processor((5, 7), mean, deviation)
+    processor = image_processor((5, 7), *pixel_statistics(ImageReader(images, (5, 7))))
     expected = processor([images.open(row) for row in (4, 0)], return_tensors="pt")["pixel_values"]
     pixels, labels = ImageReader(images, (5, 7)).read([4, 0])
     assert labels.tolist() == [1, 0]
     # float32 values, scaled in another order
-    assert_close(normalised(pixels.float() / 255, mean, deviation), expected, rtol=0, atol=1e-5)
+    assert_close(normalised(pixels.float() / 255, processor), expected, rtol=0, atol=1e-5)
 
 
 def test_statistics_by_hand(tmp_path):
@@ -262,11 +261,13 @@ def test_sources_can_be_sent_to_worker_processes(tmp_path):
 
 def test_changed_files_are_counted(tmp_path):
     colour_folder(tmp_path, count=3)
-    before = read_image_folder(tmp_path).fingerprints
-    assert changed_images(before.tolist(), read_image_folder(tmp_path).fingerprints) == 0
+    (tmp_path / "red" / "run").mkdir()
+    np.save(tmp_path / "red" / "run" / FINGERPRINT_FILE, read_image_folder(tmp_path).fingerprints)
+    check_unchanged(read_image_folder(tmp_path), tmp_path / "red" / "run")
     (tmp_path / "red" / "1.png").unlink()
     coloured(tmp_path / "blue" / "0.png", (1, 2, 3), size=(50, 50))
-    assert changed_images(before.tolist(), read_image_folder(tmp_path).fingerprints) == 2
+    with pytest.raises(ValueError, match=r"2 of 5 images of .* changed since the run in"):
+        check_unchanged(read_image_folder(tmp_path), tmp_path / "red" / "run")
 
 
 # --- what is refused ---------------------------------------------------------------------------
@@ -277,7 +278,7 @@ def test_folders_that_no_classifier_can_be_trained_on_are_refused(tmp_path):
         read_image_folder(tmp_path)
     colour_folder(tmp_path, names=["red"])
     with pytest.raises(ValueError, match="has one class only, 'red'"):
-        read_image_folder(tmp_path)
+        check_classes(read_image_folder(tmp_path))
     (tmp_path / "Empty").mkdir()
     with pytest.raises(ValueError, match=r"Empty holds no image .*: fill it or remove it"):
         read_image_folder(tmp_path)
@@ -288,11 +289,12 @@ def test_folders_that_no_classifier_can_be_trained_on_are_refused(tmp_path):
 
 def test_a_class_that_the_model_does_not_know_is_refused(tmp_path):
     colour_folder(tmp_path, names=["green", "red"])
-    with pytest.raises(ValueError, match=r"'green', which is not among the 2 labels \(blue, red\)"):
-        read_image_folder(tmp_path, ["blue", "red"])
-    assert (
-        read_image_folder(tmp_path, ["red", "blue", "green"]).labels.tolist() == [2] * 6 + [0] * 6
-    )
+    with pytest.raises(
+        ValueError, match=r"'green', which is not among the 2 labels of the model \(blue, red\)"
+    ):
+        read_image_folder(tmp_path).relabelled(["blue", "red"])
+    images = read_image_folder(tmp_path).relabelled(["red", "blue", "green"])
+    assert images.labels.tolist() == [2] * 6 + [0] * 6
 
 
 def test_labels_are_checked_before_training(tmp_path):

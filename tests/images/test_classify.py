@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from torch.testing import assert_close
 from transformers import ViTConfig, ViTForImageClassification, pipeline
 
 from hf_vanilla.data import image_models
-from hf_vanilla.data.image_models import image_paths, load_image_model
+from hf_vanilla.data.image_models import image_paths, load_image_model, results_of_files
 from hf_vanilla.data.images import read_image_folder
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import classify_files, load_classifier, read_classification
@@ -53,7 +54,8 @@ def run(capsys, *arguments):
 
 def test_labels_equal_those_of_transformers_pipeline(folder, images):
     paths = list(image_paths([str(images)]))
-    found = list(load_classifier(str(folder)).classify(paths, top_k=3, batch_size=2))
+    guesses = partial(load_classifier(str(folder)).guesses, top_k=3)
+    found = list(results_of_files(paths, guesses, batch_size=2))
     expected = pipeline("image-classification", model=str(folder))(paths, top_k=3)
     for result, guesses in zip(found, expected, strict=True):
         assert [guess.label for guess in result.result] == [guess["label"] for guess in guesses]
@@ -95,7 +97,8 @@ def test_long_work_shows_its_progress(capsys, folder, images, tmp_path, monkeypa
     arguments = ["--model", str(folder), str(images), "--output", str(tmp_path / "out.csv")]
     classify_files(read_classification(arguments))
     assert "images/s]" in capsys.readouterr().err
-    score_classifier(load_classifier(str(folder)), read_image_folder(images, "abcdefg"))
+    labelled = read_image_folder(images).relabelled("abcdefg")
+    score_classifier(load_classifier(str(folder)), labelled)
     assert "batches/s]" in capsys.readouterr().err
 
 
@@ -168,8 +171,8 @@ def test_each_image_is_resized_before_the_next_one_is_opened(
 
     recorded.size = resize.size
     model = dataclasses.replace(model, processor=recorded)
-    answers = model.classify if is_classifier else model.detect_files
-    found = list(answers([*files, "gone.png", files[0]], batch_size=9))
+    answers = model.guesses if is_classifier else model.detect
+    found = list(results_of_files([*files, "gone.png", files[0]], answers, batch_size=9))
     assert [result.error is None for result in found] == [True] * len(files) + [False, True]
     assert events == ["open", "resize"] * len(files) + ["open", "open", "resize"]
 
@@ -216,6 +219,4 @@ def test_probabilities_sum_to_one_and_ignore_batch_mates(folder):
 
 def test_a_folder_without_a_model_is_named_so(tmp_path):
     with pytest.raises(ValueError, match=r"has no config\.json of a model: give an"):
-        load_image_model(
-            str(tmp_path), None, model_type="vanilla_vit", remedy="give an image model"
-        )
+        load_image_model(str(tmp_path), "image_classification", remedy="give an image model")

@@ -171,7 +171,7 @@ def test_training_images_do_not_stand_for_a_split_that_is_not_there(images):
 
 def test_a_validation_folder_has_the_classes_of_training(images, tmp_path):
     coloured(images / "validation" / "green" / "0.png", (0, 200, 0))
-    with pytest.raises(ValueError, match="class folder 'green', which is not among the 2 labels"):
+    with pytest.raises(ValueError, match="has the class 'green', which is not among the 2 labels"):
         prepare(recipe(tmp_path / "run", images))
 
 

@@ -98,7 +98,7 @@ def test_labels_are_compared_by_name_not_by_number(images, tmp_path):
 def test_evaluate_refuses_what_the_model_does_not_know(images, tmp_path):
     folder = model_folder(tmp_path / "model", ["blue", "green"])
     options = EvaluateImagesOptions(model=str(folder), dataset=str(images), split="train")
-    with pytest.raises(ValueError, match=r"class folder 'red', which is not among the 2 labels"):
+    with pytest.raises(ValueError, match=r"has the class 'red', which is not among the 2 labels"):
         evaluate_images(options)
     digits = tmp_path / "optdigits.tes"
     digits.write_text("".join(",".join(["3"] * 64 + [str(label)]) + "\n" for label in range(3)))
@@ -181,6 +181,8 @@ def test_a_new_head_is_zero_and_keeps_the_body(tmp_path):
     assert tuned.config.num_labels == 2
     assert tuned.dtype == torch.float32  # small steps would be lost in bfloat16
     assert not tuned.classifier.weight.any()
+    with pytest.raises(ValueError, match=r"^label_names=\['even'\]: give two classes or more$"):
+        with_new_head(str(start), ("even",))
     before = AutoModelForImageClassification.from_pretrained(start)
     for weight, other in zip(tuned.model.parameters(), before.model.parameters(), strict=True):
         assert_close(weight, other.float(), rtol=0, atol=0)

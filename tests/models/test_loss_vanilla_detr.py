@@ -144,17 +144,18 @@ def test_predictions_that_are_not_finite_are_matched_last():
 def test_loss_and_gradients_equal_transformers():
     logits, boxes = predictions()
     wanted = targets()
-    found = detection_loss(TheirConfig, logits, boxes, padded_targets(wanted))
-    found.total.backward()
+    total, found = detection_loss(TheirConfig, logits, boxes, padded_targets(wanted))
+    total.backward()
     ours = [t.grad.clone() for t in (logits, boxes)]
     logits.grad = boxes.grad = None
     expected, parts, _ = ForObjectDetectionLoss(
         logits[-1], wanted, logits.device, boxes[-1], TheirConfig, logits, boxes
     )
     expected.backward()
-    assert_close(found.total, expected, rtol=0, atol=1e-5)
-    for name, part in (("ce", found.label), ("bbox", found.distance), ("giou", found.overlap)):
-        per_layer = [parts[f"loss_{name}_{n}"] for n in range(LAYERS - 1)] + [parts[f"loss_{name}"]]
+    assert_close(total, expected, rtol=0, atol=1e-5)
+    assert set(found) == {"loss_ce", "loss_bbox", "loss_giou"}
+    for name, part in found.items():
+        per_layer = [parts[f"{name}_{n}"] for n in range(LAYERS - 1)] + [parts[name]]
         assert_close(part, torch.stack([p.squeeze() for p in per_layer]), rtol=0, atol=1e-6)
     assert_close(ours[0], logits.grad, rtol=0, atol=1e-6)
     assert_close(ours[1], boxes.grad, rtol=0, atol=1e-6)
@@ -165,22 +166,22 @@ def test_the_order_of_targets_is_irrelevant():
     wanted = targets()
     turned = [{name: tensor.flip(0) for name, tensor in target.items()} for target in wanted]
     first, second = (
-        detection_loss(TheirConfig, logits, boxes, padded_targets(t)) for t in (wanted, turned)
+        detection_loss(TheirConfig, logits, boxes, padded_targets(t))[0] for t in (wanted, turned)
     )
-    assert_close(first.total, second.total)
+    assert_close(first, second)
 
 
 @pytest.mark.parametrize("width", [0, 2])
 def test_a_batch_without_objects_has_a_finite_loss_of_classes_only(width):
     logits, boxes = predictions()
     labels = torch.full((IMAGES, width), -100)
-    found = detection_loss(
+    total, found = detection_loss(
         TheirConfig, logits, boxes, Targets(labels, torch.zeros(IMAGES, width, 4))
     )
     nothing = logits.detach().log_softmax(-1)[..., -1]
-    assert_close(found.label.detach(), -nothing.mean(dim=(1, 2)))
-    assert found.distance.abs().sum() == found.overlap.abs().sum() == 0
-    found.total.backward()
+    assert_close(found["loss_ce"].detach(), -nothing.mean(dim=(1, 2)))
+    assert found["loss_bbox"].abs().sum() == found["loss_giou"].abs().sum() == 0
+    total.backward()
     assert logits.grad.isfinite().all()
 
 
@@ -188,13 +189,15 @@ def test_a_batch_without_objects_has_a_finite_loss_of_classes_only(width):
 def test_micro_batches_with_the_counts_of_the_step_sum_to_the_whole_loss(cut):
     logits, boxes = predictions()
     wanted = padded_targets(targets())
-    whole = detection_loss(TheirConfig, logits, boxes, wanted)
+    whole, _ = detection_loss(TheirConfig, logits, boxes, wanted)
     step = {"num_objects": wanted.labels.ne(-100).sum(), "num_images": IMAGES}
     parts = [
-        detection_loss(TheirConfig, logits[:, rows], boxes[:, rows], rows_of(wanted, rows), **step)
+        detection_loss(TheirConfig, logits[:, rows], boxes[:, rows], rows_of(wanted, rows), **step)[
+            0
+        ]
         for rows in (slice(None, cut), slice(cut, None))
     ]
-    assert_close(sum(part.total for part in parts), whole.total)
+    assert_close(sum(parts), whole)
 
 
 def test_one_count_of_the_step_without_the_other_is_refused():

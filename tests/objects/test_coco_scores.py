@@ -17,9 +17,9 @@ from hf_vanilla.objects.coco_scores import (
     coco_results,
     score_detections,
     score_layers,
-    truth_content,
     without_overlaps,
 )
+from hf_vanilla.objects.detection import NUMBERS, coco_content
 from hf_vanilla.objects.detector import Detections, Detector
 
 
@@ -67,7 +67,8 @@ def test_twelve_figures_equal_pycocotools():
     images, detected = random_data()
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
-        truth.dataset = truth_content(images)
+        numbered = replace(images, image_ids=NUMBERS, category_ids=NUMBERS)
+        truth.dataset = coco_content(numbered)
         areas = np.concatenate([entry.areas for entry in images.objects])
         for entry, area in zip(truth.dataset["annotations"], areas, strict=True):
             entry["area"] = float(area)

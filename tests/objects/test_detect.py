@@ -10,10 +10,10 @@ from detection_files import tiny_detector, write_coco
 from PIL import Image
 
 from hf_vanilla.objects.detector import (
-    CocoIds,
     Detections,
     detect_files,
     drawn_objects,
+    image_id,
     load_detector,
     object_attention,
     read_detection,
@@ -146,11 +146,11 @@ def test_labels_without_a_category_are_left_out_with_a_warning(folder, capsys, t
 
 
 def test_file_names_of_annotations_may_have_folders():
-    ids = CocoIds({"val/a.png": 3, "a.png": 5}, ())
-    assert ids.image_id("/photos/val/a.png") == 3
-    assert ids.image_id("other/a.png") == 5
+    ids = {"val/a.png": 3, "a.png": 5}
+    assert image_id(ids, "/photos/val/a.png") == 3
+    assert image_id(ids, "other/a.png") == 5
     with pytest.raises(ValueError, match=r"val/b\.png is not among the 2 annotated images"):
-        ids.image_id("val/b.png")
+        image_id(ids, "val/b.png")
 
 
 def test_unreadable_images_are_reported_and_drawing_goes_on(folder, capsys, monkeypatch):
@@ -189,6 +189,9 @@ def test_a_drawing_replaces_no_other_image_and_no_other_drawing(folder, capsys):
     assert (folder / "in" / "a.png").read_bytes() == before
     detect(folder, capsys, *paths[1:], "--draw", folder / "drawn")
     assert len(list((folder / "drawn").iterdir())) == 3
+    inner = folder / "in" / "z"
+    lines = detect(folder, capsys, folder / "in", "--draw", inner).splitlines()
+    assert len(lines) == len(list(inner.iterdir())) == 7  # drawings are not read
 
 
 def test_sure_objects_are_drawn_or_those_from_the_threshold_on(folder, capsys, monkeypatch):
