@@ -349,7 +349,7 @@ class TranslationTask:
         """The model card with corpus, languages and scores."""
         options = self.options
         corpus = options.dataset or BUILT_IN_CORPUS
-        if options.train_files is not None:
+        if options.train_files:
             corpus = " and ".join(Path(file).name for file in options.train_files)
         if options.prepared is not None:
             corpus = Path(options.prepared).resolve().name
