@@ -23,13 +23,20 @@ DENSE, SPARSE, LARGEST = 10_000, 40_000, 999_999
 EVALUATION_PAIRS = 1_000  # of validation and of test
 
 
-def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
-    """The rows of `read_pairs` as a memory-mapped dataset in the cache of `datasets`.
+def pairs_from_files(
+    source: str | Path, target: str | Path, *, is_stream: bool = False
+) -> Dataset | IterableDataset:
+    """The rows of `read_pairs` as a memory-mapped dataset in the cache of `datasets`, or a stream.
 
     Of files that not everyone may read, the cache is a folder that its owner alone can enter.
 
+    Args:
+        source: file of source sentences.
+        target: file of their translations.
+        is_stream: a stream is read on iteration, perhaps twice, and stored nowhere.
+
     Raises:
-        ValueError: as `read_pairs`.
+        ValueError: as `read_pairs`, or a file of a stream is a pipe.
         OSError: a file cannot be read.
     """
     facts, is_private = [], False
@@ -38,7 +45,12 @@ def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
         is_private |= not stat.st_mode & S_IROTH
         facts.append(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}")
         if not path.is_file():  # a pipe: its content is new each time
+            if is_stream:
+                raise ValueError(f"{path} is a pipe, but a stream is read twice: give a file")
             facts.append(uuid.uuid4().hex)
+    files = {"source": str(source), "target": str(target)}
+    if is_stream:
+        return IterableDataset.from_generator(read_pairs, gen_kwargs=files)
     # size and time are in the cache key, so an edited file is read again
     key = digest_of("\n".join(facts))
     cache = Path(datasets.config.HF_DATASETS_CACHE)
@@ -46,12 +58,8 @@ def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
         cache /= "private"
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        return Dataset.from_generator(
-            read_pairs,
-            gen_kwargs={"source": str(source), "target": str(target)},
-            fingerprint=f"vanilla-pairs-{key}",
-            cache_dir=str(cache),
-        )
+        settings = {"fingerprint": f"vanilla-pairs-{key}", "cache_dir": str(cache)}
+        return Dataset.from_generator(read_pairs, gen_kwargs=files, **settings)
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
 
@@ -97,20 +105,6 @@ def pairs_from_dataset(
         found = ", ".join(pairs) or "none"
         raise ValueError(f"{name} has no split 'train' with rows; splits with rows: {found}")
     return pairs if is_stream else DatasetDict(pairs)
-
-
-def stream_from_files(source: str | Path, target: str | Path) -> IterableDataset:
-    """The rows of `read_pairs` as a stream, which is read on iteration and stored nowhere.
-
-    Raises:
-        ValueError: a file is a pipe, which can be read only once.
-        OSError: a file is missing, or a folder.
-    """
-    for path in (check_text_file(source), check_text_file(target)):
-        if not path.is_file():
-            raise ValueError(f"{path} is a pipe, but a stream is read twice: give a file")
-    files = {"source": str(source), "target": str(target)}
-    return IterableDataset.from_generator(read_pairs, gen_kwargs=files)
 
 
 def _saved_splits(folder: Path) -> dict[str, Dataset] | None:

@@ -16,7 +16,6 @@ from hf_vanilla.data.corpus import (
     built_in_corpus,
     pairs_from_dataset,
     pairs_from_files,
-    stream_from_files,
 )
 from hf_vanilla.loading import check_section, load_saved
 from hf_vanilla.training.processes import MainProcessLogger
@@ -69,8 +68,8 @@ def load_corpus(options: PairOptions, *, is_stream: bool = False) -> dict[str, A
         ValueError: the data do not match the options.
         OSError: a file cannot be read.
     """
-    if files := options.train_files:
-        return {"train": stream_from_files(*files) if is_stream else pairs_from_files(*files)}
+    if options.train_files:
+        return {"train": pairs_from_files(*options.train_files, is_stream=is_stream)}
     if options.dataset is None or options.dataset == BUILT_IN_CORPUS:
         return built_in_corpus()
     return pairs_from_dataset(

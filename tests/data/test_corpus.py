@@ -16,7 +16,6 @@ from hf_vanilla.data.corpus import (
     number_words,
     pairs_from_dataset,
     pairs_from_files,
-    stream_from_files,
 )
 from hf_vanilla.data.lines import LONGEST_LINE, read_lines, read_pairs
 
@@ -173,7 +172,7 @@ def test_a_pipe_is_read_once_and_a_stream_refuses_it(write, tmp_path):
         writer.join(timeout=30)
         assert rows["source"][:] == text.splitlines()
     with pytest.raises(ValueError, match="pipe is a pipe, but a stream is read twice"):
-        stream_from_files(pipe, write("en", ENGLISH))
+        pairs_from_files(pipe, write("en", ENGLISH), is_stream=True)
 
 
 def test_a_folder_as_text_file_is_an_error(write, tmp_path):
