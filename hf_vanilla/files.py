@@ -68,9 +68,15 @@ def whole_file(path: Path, *, mark: str = "") -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a whole text file in UTF-8; a reader sees the old file or the new one."""
-    with whole_file(path) as unfinished:
+def write_text(path: Path, text: str, *, mark: str = "") -> None:
+    """Write a whole text file in UTF-8; a reader sees the old file or the new one.
+
+    Args:
+        path: the file.
+        text: its content.
+        mark: as for `whole_file`.
+    """
+    with whole_file(path, mark=mark) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 

@@ -278,12 +278,30 @@ def made_options(kind: type, values: Mapping[str, Any]) -> Any:
     own = {f.name: values[f.name] for f in fields(kind) if f.name in values}
     for name, section in get_type_hints(kind).items():
         if name in own and isinstance(section, type) and is_dataclass(section):
-            check_names(name, own[name], [declared.name for declared in fields(section)])
-            try:
-                own[name] = made_options(section, typed_values([section], own[name]))
-            except ValueError as error:
-                raise ValueError(f"{name}.{error}") from None
+            own[name] = made_section(section, own[name], name)
     return kind(**own)
+
+
+def made_section(kind: type, values: Any, where: str) -> Any:
+    """A dataclass of options from a section of a file.
+
+    Args:
+        kind: the dataclass.
+        values: the keys and values of the section.
+        where: the section, for messages.
+
+    Raises:
+        ValueError: a key is unknown or missing, or a value impossible.
+    """
+    check_names(where, values, [declared.name for declared in fields(kind)])
+    try:
+        typed = typed_values([kind], values)
+        for declared in fields(kind):
+            if _is_required(declared) and declared.name not in typed:
+                raise ValueError(f"{declared.name} is missing: {declared.metadata['help']}")
+        return made_options(kind, typed)
+    except ValueError as error:
+        raise ValueError(f"{where}.{error}") from None
 
 
 def _parser(classes: Sequence[type], epilog: str | None, chosen: str) -> ArgumentParser:

@@ -23,13 +23,20 @@ DENSE, SPARSE, LARGEST = 10_000, 40_000, 999_999
 EVALUATION_PAIRS = 1_000  # of validation and of test
 
 
-def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
-    """The rows of `read_pairs` as a memory-mapped dataset in the cache of `datasets`.
+def pairs_from_files(
+    source: str | Path, target: str | Path, *, is_stream: bool = False
+) -> Dataset | IterableDataset:
+    """The rows of `read_pairs` as a memory-mapped dataset in the cache of `datasets`, or a stream.
 
     Of files that not everyone may read, the cache is a folder that its owner alone can enter.
 
+    Args:
+        source: file of source sentences.
+        target: file of their translations.
+        is_stream: a stream is read on iteration, perhaps twice, and stored nowhere.
+
     Raises:
-        ValueError: as `read_pairs`.
+        ValueError: as `read_pairs`, or a file of a stream is a pipe.
         OSError: a file cannot be read.
     """
     facts, is_private = [], False
@@ -38,7 +45,12 @@ def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
         is_private |= not stat.st_mode & S_IROTH
         facts.append(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}")
         if not path.is_file():  # a pipe: its content is new each time
+            if is_stream:
+                raise ValueError(f"{path} is a pipe, but a stream is read twice: give a file")
             facts.append(uuid.uuid4().hex)
+    files = {"source": str(source), "target": str(target)}
+    if is_stream:
+        return IterableDataset.from_generator(read_pairs, gen_kwargs=files)
     # size and time are in the cache key, so an edited file is read again
     key = digest_of("\n".join(facts))
     cache = Path(datasets.config.HF_DATASETS_CACHE)
@@ -46,19 +58,20 @@ def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
         cache /= "private"
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        return Dataset.from_generator(
-            read_pairs,
-            gen_kwargs={"source": str(source), "target": str(target)},
-            fingerprint=f"vanilla-pairs-{key}",
-            cache_dir=str(cache),
-        )
+        settings = {"fingerprint": f"vanilla-pairs-{key}", "cache_dir": str(cache)}
+        return Dataset.from_generator(read_pairs, gen_kwargs=files, **settings)
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
 
 
 def pairs_from_dataset(
-    name: str, *, config_name: str | None = None, source_column: str, target_column: str
-) -> DatasetDict:
+    name: str,
+    *,
+    config_name: str | None = None,
+    source_column: str,
+    target_column: str,
+    is_stream: bool = False,
+) -> dict[str, Any]:
     """Rows of `source` and `target` from a dataset of the Hub, or a folder of `save_to_disk`.
 
     The texts are in two columns (`bentrevett/multi30k`), or in one column `translation` that is a
@@ -69,54 +82,29 @@ def pairs_from_dataset(
         config_name: configuration of the dataset, such as `"de-en"`.
         source_column: name of the source column or language.
         target_column: name of the target column or language.
+        is_stream: the splits are streams, which are read on iteration and stored nowhere.
+
+    Returns:
+        The splits that have rows, by name: a `DatasetDict`, or streams.
 
     Raises:
         ValueError: a column is missing or not text; the message lists the existing columns.
     """
-    splits = _saved_splits(Path(name)) or load_rows(name, config_name)
+    splits = _saved_splits(Path(name))
+    if splits is None:
+        splits = load_rows(name, config_name, streaming=is_stream)
+    elif is_stream:
+        splits = {split: rows.to_iterable_dataset() for split, rows in splits.items()}
+    read = _two_columns_of_a_stream if is_stream else _two_columns
     pairs = {
-        split: _two_columns(rows, source_column, target_column)
+        split: read(rows, (source_column, target_column))
         for split, rows in splits.items()
-        if len(rows)
+        if (any(True for _ in rows) if is_stream else len(rows))
     }
-    _check_train(name, pairs)
-    return DatasetDict(pairs)
-
-
-def stream_from_files(source: str | Path, target: str | Path) -> IterableDataset:
-    """The rows of `read_pairs` as a stream, which is read on iteration and stored nowhere.
-
-    Raises:
-        ValueError: a file is a pipe, which can be read only once.
-        OSError: a file is missing, or a folder.
-    """
-    for path in (check_text_file(source), check_text_file(target)):
-        if not path.is_file():
-            raise ValueError(f"{path} is a pipe, but a stream is read twice: give a file")
-    files = {"source": str(source), "target": str(target)}
-    return IterableDataset.from_generator(read_pairs, gen_kwargs=files)
-
-
-def streams_from_dataset(
-    name: str, *, config_name: str | None = None, source_column: str, target_column: str
-) -> dict[str, IterableDataset]:
-    """The splits of `pairs_from_dataset` as streams, read on iteration.
-
-    Raises:
-        ValueError: a column is missing or not text; the message lists the existing columns.
-    """
-    saved = _saved_splits(Path(name))
-    if saved is None:
-        splits = load_rows(name, config_name, streaming=True)
-    else:
-        splits = {split: rows.to_iterable_dataset() for split, rows in saved.items()}
-    pairs = {
-        split: _two_columns_of_a_stream(rows, source_column, target_column)
-        for split, rows in splits.items()
-        if next(iter(rows), None) is not None
-    }
-    _check_train(name, pairs)
-    return pairs
+    if "train" not in pairs:
+        found = ", ".join(pairs) or "none"
+        raise ValueError(f"{name} has no split 'train' with rows; splits with rows: {found}")
+    return pairs if is_stream else DatasetDict(pairs)
 
 
 def _saved_splits(folder: Path) -> dict[str, Dataset] | None:
@@ -147,55 +135,44 @@ def _saved_splits(folder: Path) -> dict[str, Dataset] | None:
     return {name: rows for name, rows in found.items() if len(rows)}
 
 
-def _check_train(name: str, splits: Collection[str]) -> None:
-    if "train" not in splits:
-        found = ", ".join(splits) or "none"
-        raise ValueError(f"{name} has no split 'train' with rows; splits with rows: {found}")
-
-
-def _is_nested(columns: Collection[str], source_column: str, target_column: str) -> bool:
+def _is_nested(names: Collection[str], columns: tuple[str, str]) -> bool:
     """Whether the texts are in a dict of languages, in a column `translation`."""
-    return "translation" in columns and not {source_column, target_column} <= set(columns)
+    return "translation" in names and not set(columns) <= set(names)
 
 
-def _two_columns(rows: Dataset, source_column: str, target_column: str) -> Dataset:
-    if _is_nested(rows.column_names, source_column, target_column):
+def _two_columns(rows: Dataset, columns: tuple[str, str]) -> Dataset:
+    if _is_nested(rows.column_names, columns):
         rows = rows.select_columns(["translation"]).flatten()  # one column for each language
         rows = rows.rename_columns(
             {name: name.removeprefix("translation.") for name in rows.column_names}
         )
-    _check_columns(rows.column_names, source_column, target_column)
-    rows = rows.select_columns([source_column, target_column])
+    _check_columns(rows.column_names, columns)
+    rows = rows.select_columns(list(columns))
     for name, feature in rows.features.items():
         if getattr(feature, "dtype", None) not in ("string", "large_string"):
             kind = getattr(feature, "dtype", type(feature).__name__)
             raise ValueError(f"column {name!r} contains {kind}, not text: choose another column")
-    rows = rows.rename_columns({source_column: "source", target_column: "target"})
+    rows = rows.rename_columns(dict(zip(columns, ("source", "target"), strict=True)))
     if any(column.null_count for column in rows.data.columns):
         rows = rows.map(_without_none, desc="Replacing missing texts")
     return rows
 
 
-def _two_columns_of_a_stream(
-    rows: IterableDataset, source_column: str, target_column: str
-) -> IterableDataset:
+def _two_columns_of_a_stream(rows: IterableDataset, columns: tuple[str, str]) -> IterableDataset:
     # a stream does not always know its columns, but its rows do
     first: dict[str, Any] = next(row for row in rows)
-    is_nested = _is_nested(first, source_column, target_column)
-    if is_nested:
-        texts = (row["translation"] for row in rows)
-        _check_columns(next(filter(None, texts), {}), source_column, target_column)
-    else:
-        _check_columns(first, source_column, target_column)
+    is_nested = _is_nested(first, columns)
+    texts = (row["translation"] for row in rows) if is_nested else [first]
+    _check_columns(next(filter(None, texts), {}), columns)
 
     def two_columns(row: dict[str, Any]) -> dict[str, str]:
         texts = (row["translation"] or {}) if is_nested else row
-        found = {name: texts.get(name) for name in (source_column, target_column)}
+        found = {name: texts.get(name) for name in columns}
         for name, text in found.items():
             if not isinstance(text, str | None):
                 kind = type(text).__name__
                 raise ValueError(f"column {name!r} contains {kind} {text!r}, not text")
-        return _without_none({"source": found[source_column], "target": found[target_column]})
+        return _without_none({"source": found[columns[0]], "target": found[columns[1]]})
 
     return rows.map(two_columns, remove_columns=list(first.keys() - {"source", "target"}))
 
@@ -205,8 +182,8 @@ def _without_none(row: dict[str, Any]) -> dict[str, str]:
     return {name: text or "" for name, text in row.items()}
 
 
-def _check_columns(names: Collection[str], source_column: str, target_column: str) -> None:
-    missing = {source_column, target_column} - set(names)
+def _check_columns(names: Collection[str], columns: tuple[str, str]) -> None:
+    missing = set(columns) - set(names)
     if missing:
         raise ValueError(f"no column {', '.join(sorted(missing))}: choose among {', '.join(names)}")
 

@@ -90,9 +90,7 @@ def auto_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number_of_pairs(options: TranslationDataOptions) -> int:
-    files = [corpus.source for corpus in options.corpora]
-    if options.train_files:
-        files = [options.train_files[0]]
+    files = options.train_files[:1] or [corpus.source for corpus in options.corpora]
     for path in files:
         if not check_text_file(path).is_file():
             raise ValueError(f"{path} is a pipe, but recipe auto reads it twice: give a file")

@@ -16,8 +16,6 @@ from hf_vanilla.data.corpus import (
     built_in_corpus,
     pairs_from_dataset,
     pairs_from_files,
-    stream_from_files,
-    streams_from_dataset,
 )
 from hf_vanilla.loading import check_section, load_saved
 from hf_vanilla.training.processes import MainProcessLogger
@@ -26,7 +24,7 @@ from hf_vanilla.training.recipe import Recipe
 from .encoding import EncodedPairs, LengthLimits, encode_pairs, read_shards, shards_tokenizer
 from .loading import load_translator, require_own
 from .mixture import add_tags, check_tags, first_rows, mixture_pairs, tagged_pairs
-from .options import TranslationDataOptions
+from .options import PairOptions, TranslationDataOptions
 from .tokenizer_training import train_tokenizer
 
 logger = MainProcessLogger(logging.getLogger(__name__), {})
@@ -59,10 +57,8 @@ class TextData:
     firsts: np.ndarray | None = None
 
 
-def load_corpus(options: TranslationDataOptions, *, is_stream: bool = False) -> dict[str, Any]:
-    """Splits `train` and, where there is one, `validation`: rows of `source` and `target`.
-
-    Where training pairs are prepared shards or a mixture, there is no split `train`.
+def load_corpus(options: PairOptions, *, is_stream: bool = False) -> dict[str, Any]:
+    """Splits `train` and, where a dataset has one, `validation`: rows of `source` and `target`.
 
     Args:
         options: name the data.
@@ -72,18 +68,16 @@ def load_corpus(options: TranslationDataOptions, *, is_stream: bool = False) -> 
         ValueError: the data do not match the options.
         OSError: a file cannot be read.
     """
-    read_files = stream_from_files if is_stream else pairs_from_files
-    files = {"train": options.train_files, "validation": options.validation_files}
-    if options.prepared or options.train_files or options.mixture:
-        return {split: read_files(*pair) for split, pair in files.items() if pair}
+    if options.train_files:
+        return {"train": pairs_from_files(*options.train_files, is_stream=is_stream)}
     if options.dataset is None or options.dataset == BUILT_IN_CORPUS:
         return built_in_corpus()
-    read_dataset = streams_from_dataset if is_stream else pairs_from_dataset
-    return read_dataset(
+    return pairs_from_dataset(
         options.dataset,
         config_name=options.dataset_config,
         source_column=options.source_column,
         target_column=options.target_column,
+        is_stream=is_stream,
     )
 
 
@@ -103,9 +97,13 @@ def prepare_text(
     options: TranslationDataOptions = recipe.data
     logger.info("reading the corpus")
     parts = mixture_pairs(options.corpora)
-    corpus = load_corpus(options)
+    corpus: dict[str, Any] = {}
     if parts:
-        corpus = {"train": concatenate_datasets(parts), **corpus}
+        corpus["train"] = concatenate_datasets(parts)
+    elif options.prepared is None:
+        corpus = load_corpus(options)
+    if options.validation_files:
+        corpus["validation"] = pairs_from_files(*options.validation_files)
     tokenizer = _make_tokenizer(recipe, corpus, initial_tokenizer)
     if parts:
         check_tags(tokenizer, options.corpora)
@@ -124,8 +122,7 @@ def prepare_text(
     if options.prepared is not None:
         encoded["train"] = read_shards(Path(options.prepared), limits["train"])
     for split, pairs in encoded.items():
-        dropped = pairs.dropped.describe(limits[split])
-        logger.info("%s: %d pairs; dropped: %s", split, len(pairs.rows), dropped)
+        logger.info("%s: %d pairs; dropped: %s", split, len(pairs.rows), pairs.dropped)
     train, validation = encoded["train"], encoded.get("validation")
     # mapped text takes memory once it was read, so only its ids are kept, if they suffice
     text = None

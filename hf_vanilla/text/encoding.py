@@ -8,11 +8,10 @@ Shapes: N pairs.
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +21,9 @@ from datasets.fingerprint import Hasher
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from hf_vanilla.file_values import checked, shown
-from hf_vanilla.files import digest_of, whole_file, write_files
+from hf_vanilla.files import digest_of, whole_file, write_files, write_text
 from hf_vanilla.loading import load_saved
+from hf_vanilla.options import Options, made_section, option
 
 IDS, LENGTH = ListOf(Value("int32")), Value("int32")
 ENCODED = Features(input_ids=IDS, labels=IDS, source_length=LENGTH, target_length=LENGTH)
@@ -73,32 +72,12 @@ class LengthLimits:
         reasons[short == 0] = 1
         return reasons
 
-
-@dataclass(frozen=True)
-class DroppedPairs:
-    """How many pairs are not trained on, by reason.
-
-    Attributes:
-        empty: a side is empty.
-        too_long: a side has more tokens than allowed.
-        too_unequal: one side has too many tokens per token of the other side.
-    """
-
-    empty: int = 0
-    too_long: int = 0
-    too_unequal: int = 0
-
-    @classmethod
-    def count(cls, reasons: np.ndarray) -> "DroppedPairs":
-        """Count what `LengthLimits.drop_reasons` returned."""
-        return cls(*np.bincount(reasons, minlength=4)[1:].tolist())
-
-    def describe(self, limits: LengthLimits) -> str:
-        """The counts in words, with the limits they belong to."""
-        text = f"{self.empty} with an empty side"
-        text += f", {self.too_long} longer than {limits.max_length} tokens"
-        if limits.max_length_ratio is not None:
-            text += f", {self.too_unequal} beyond a length ratio of {limits.max_length_ratio}"
+    def dropped(self, reasons: np.ndarray) -> str:
+        """How many pairs are dropped for each of the `drop_reasons`, in words."""
+        _, empty, too_long, too_unequal = np.bincount(reasons, minlength=4).tolist()
+        text = f"{empty} with an empty side, {too_long} longer than {self.max_length} tokens"
+        if self.max_length_ratio is not None:
+            text += f", {too_unequal} beyond a length ratio of {self.max_length_ratio}"
         return text
 
 
@@ -110,14 +89,14 @@ class EncodedPairs:
         rows: `input_ids` and `labels`, both ending in `</s>`.
         source_lengths: `(N,)` int32, tokens of each source.
         target_lengths: `(N,)` int32, tokens of each target.
-        dropped: counts of the pairs that are not among the rows.
+        dropped: how many pairs are not among the rows and why, in words.
         kept: `(N,)` number of each row in the text; None where no pair was dropped.
     """
 
     rows: Dataset
     source_lengths: np.ndarray
     target_lengths: np.ndarray
-    dropped: DroppedPairs
+    dropped: str
     kept: np.ndarray | None = None
 
 
@@ -186,9 +165,9 @@ def pairs_within(rows: Dataset, limits: LengthLimits, key: str) -> EncodedPairs:
         rows.data.column(f"{side}_length").to_numpy() for side in ("source", "target")
     )
     reasons = limits.drop_reasons(source, target)
-    dropped, keep = DroppedPairs.count(reasons), reasons == 0
+    dropped, keep = limits.dropped(reasons), reasons == 0
     if not keep.any():
-        raise ValueError(f"no sentence pair to use: of {len(rows)}, {dropped.describe(limits)}")
+        raise ValueError(f"no sentence pair to use: of {len(rows)}, {dropped}")
     if not keep.all():
         source, target = source[keep], target[keep]
         # filter() stores its row indices in a cache file; select() would hold them in memory
@@ -228,27 +207,19 @@ def _fingerprint(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """What the shards of a folder are.
+class Prepared(Options):
+    """What the shards of a folder are."""
 
-    Attributes:
-        format: version of the files.
-        pairs: sentence pairs of the corpus.
-        pairs_per_shard: of every shard but the last.
-        corpus: hash of some of its rows.
-        tokenizer: number of entries and hash of the vocabulary.
-    """
-
-    format: int = FORMAT
-    pairs: int
-    pairs_per_shard: int
-    corpus: str
-    tokenizer: str
+    format: int = option(FORMAT, "version of the files")
+    pairs: int = option(text="sentence pairs of the corpus", at_least=1, at_most=MOST_PAIRS)
+    pairs_per_shard: int = option(text="of every shard but the last", at_least=1)
+    corpus: str = option(text="hash of some of its rows")
+    tokenizer: str = option(text="number of entries and hash of the vocabulary")
 
     @property
     def shards(self) -> int:
         """Their number."""
-        return len(shards_of_part(self.pairs, self.pairs_per_shard))
+        return -(-self.pairs // self.pairs_per_shard)
 
     def rows(self, shard: int) -> range:
         """Row numbers of a shard in the corpus."""
@@ -290,11 +261,6 @@ class StreamedPairs:
         return {side: [row[side] for row in read] for side in ("source", "target")}
 
 
-def shards_of_part(pairs: int, pairs_per_shard: int, part: int = 1, parts: int = 1) -> range:
-    """Numbers of the shards that a part writes, of n parts every n-th; parts count from 1."""
-    return range(part - 1, -(-pairs // pairs_per_shard), parts)
-
-
 def write_shards(
     pairs: Dataset | StreamedPairs,
     tokenizer: PreTrainedTokenizerBase,
@@ -303,8 +269,8 @@ def write_shards(
     pairs_per_shard: int,
     part: int = 1,
     parts: int = 1,
-) -> Iterator[range]:
-    """Tokenize the shards of one part that do not exist yet; yields the rows as they are done.
+) -> Prepared:
+    """Tokenize the shards of one part that do not exist yet, with a progress bar.
 
     Part i of n takes every n-th shard from shard i - 1 on, so n processes or machines divide the
     work without exchanging anything.
@@ -316,6 +282,9 @@ def write_shards(
         pairs_per_shard: of every shard but the last.
         part: which part, from 1.
         parts: how many there are.
+
+    Returns:
+        What the shards of all parts are.
 
     Raises:
         ValueError: the folder has shards of another corpus, tokenizer or size.
@@ -337,26 +306,28 @@ def write_shards(
                     "choose another output"
                 )
     else:
-        folder.mkdir(parents=True, exist_ok=True)
         write_files(folder, tokenizer.save_pretrained, mark=mark)
-        with whole_file(folder / PREPARED, mark=mark) as unfinished:
-            unfinished.write_text(json.dumps(asdict(prepared), indent=1) + "\n", encoding="utf-8")
-    schema = ENCODED.arrow_schema
-    for shard in shards_of_part(len(pairs), pairs_per_shard, part, parts):
-        path, rows = prepared.path(folder, shard), prepared.rows(shard)
-        if path.is_file():
-            yield rows
-            continue
-        with (
-            whole_file(path, mark=mark) as unfinished,
-            pa.OSFile(str(unfinished), "wb") as file,
-            pa.ipc.new_stream(file, schema) as writer,
-        ):
-            for first in range(rows.start, rows.stop, ENCODED_AT_ONCE):
-                last = min(first + ENCODED_AT_ONCE, rows.stop)
-                encoded = encode_texts(tokenizer, pairs[first:last])
-                writer.write_table(pa.table(encoded, schema=schema))
-                yield range(first, last)
+        text = json.dumps(asdict(prepared), indent=1)
+        write_text(folder / PREPARED, f"{text}\n", mark=mark)
+    shards, schema = range(part - 1, prepared.shards, parts), ENCODED.arrow_schema
+    files = {prepared.path(folder, n): prepared.rows(n) for n in shards}
+    total = sum(map(len, files.values()))
+    with tqdm(total=total, desc="Tokenizing", unit="pair") as bar:
+        for path, rows in files.items():
+            if path.is_file():
+                bar.update(len(rows))
+                continue
+            with (
+                whole_file(path, mark=mark) as unfinished,
+                pa.OSFile(str(unfinished), "wb") as file,
+                pa.ipc.new_stream(file, schema) as writer,
+            ):
+                for first in range(rows.start, rows.stop, ENCODED_AT_ONCE):
+                    last = min(first + ENCODED_AT_ONCE, rows.stop)
+                    encoded = encode_texts(tokenizer, pairs[first:last])
+                    writer.write_table(pa.table(encoded, schema=schema))
+                    bar.update(last - first)
+    return prepared
 
 
 def read_shards(folder: Path, limits: LengthLimits) -> EncodedPairs:
@@ -369,16 +340,14 @@ def read_shards(folder: Path, limits: LengthLimits) -> EncodedPairs:
             pair is left.
     """
     prepared = read_prepared(folder)
-    missing = [n for n in range(prepared.shards) if not prepared.path(folder, n).is_file()]
-    if missing:
+    files = {prepared.path(folder, n): len(prepared.rows(n)) for n in range(prepared.shards)}
+    if missing := [path.name for path in files if not path.is_file()]:
         raise ValueError(
             f"{folder} lacks {len(missing)} of {prepared.shards} shards, the first is "
-            f"{prepared.path(folder, missing[0]).name}: run hf-vanilla prepare again, which writes "
-            "what is missing"
+            f"{missing[0]}: run hf-vanilla prepare again, which writes what is missing"
         )
     parts = []
-    for shard in range(prepared.shards):
-        path, count = prepared.path(folder, shard), len(prepared.rows(shard))
+    for path, count in files.items():
         found, reason = None, ""
         try:
             parts.append(Dataset.from_file(str(path)))
@@ -402,14 +371,10 @@ def read_prepared(folder: Path) -> Prepared:
     """
     try:
         found = json.loads((folder / PREPARED).read_text(encoding="utf-8"))
-        prepared = Prepared(**found)
-        for name, kind in get_type_hints(Prepared).items():
-            value = checked(getattr(prepared, name), kind, name)
-            if kind is int and not 0 < value <= MOST_PAIRS:
-                raise ValueError(f"{name} is {shown(value)}")
+        prepared: Prepared = made_section(Prepared, found, PREPARED)
     except FileNotFoundError:
         raise ValueError(f"{folder} has no {PREPARED}: give one of hf-vanilla prepare") from None
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{folder / PREPARED} is damaged or of a newer version ({error}): prepare the corpus "
             "into another folder"

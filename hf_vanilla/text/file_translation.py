@@ -1,7 +1,6 @@
 """Translate a file or stdin into a file or stdout, line by line."""
 
 import gzip
-import io
 import json
 import logging
 import sys
@@ -70,9 +69,8 @@ def translate_file(options: TranslateOptions) -> Path | None:
         The file written; None for stdout, and on all ranks but 0.
 
     Raises:
-        ValueError: the folder has no model, the input is not UTF-8 text, or stdin or stdout is
-            closed; or, after the output is written, lines could not be translated and
-            `accept_failures` is off.
+        ValueError: the folder has no model, the input is not UTF-8 text, or stdin is closed; or,
+            after the output is written, lines could not be translated and `accept_failures` is off.
         OSError: a file cannot be read, or the output exists and `overwrite` is off.
     """
     # without cpu=True, processes on a machine without GPUs do not connect to each other
@@ -155,14 +153,9 @@ def checked_output(name: str, *, overwrite: bool) -> Path | None:
     """The path of an output file; None for stdout.
 
     Raises:
-        ValueError: stdout is closed.
         OSError: the file cannot be written, or exists and `overwrite` is off.
     """
-    if name != STANDARD_STREAM:
-        return check_output_file(name, overwrite=overwrite)
-    if sys.stdout is None:
-        raise ValueError("stdout is closed: give a file by --output")
-    return None
+    return None if name == STANDARD_STREAM else check_output_file(name, overwrite=overwrite)
 
 
 def _check_input(name: str, processes: PartialState) -> None:
@@ -181,22 +174,13 @@ def _check_input(name: str, processes: PartialState) -> None:
 
 @contextmanager
 def open_output(path: Path | None) -> Iterator[TextIO]:
-    """Open a file or stdout in UTF-8, whatever the locale is; a file appears when complete."""
-    if path is not None:
-        write = gzip.open if path.suffix == ".gz" else open
-        with whole_file(path) as unfinished, write(unfinished, "wt", encoding="utf-8") as file:
-            yield file
-        return
-    buffer = getattr(sys.stdout, "buffer", None)
-    if buffer is None:  # a replacement of stdout that takes text only
+    """Open a file in UTF-8, which appears when complete; or stdout, UTF-8 in every command."""
+    if path is None:
         yield sys.stdout
         return
-    sys.stdout.flush()
-    stream = io.TextIOWrapper(buffer, encoding="utf-8")
-    try:
-        yield stream
-    finally:
-        stream.detach()  # a TextIOWrapper that is collected would close stdout
+    write = gzip.open if path.suffix == ".gz" else open
+    with whole_file(path) as unfinished, write(unfinished, "wt", encoding="utf-8") as file:
+        yield file
 
 
 def _noting_blank(lines: Iterator[str], blank: list[int]) -> Iterator[str]:

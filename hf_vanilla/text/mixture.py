@@ -5,7 +5,7 @@ Shapes: C corpora, N sentence pairs.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_vanilla.data.batching import EMPTY_ROW, TokenBatchSampler
 from hf_vanilla.data.corpus import pairs_from_files
 from hf_vanilla.data.lines import check_text_file
-from hf_vanilla.file_values import check_names, is_finite_number
+from hf_vanilla.options import Options, made_section, option
 
 # the fractional parts of the multiples of the golden ratio are spread evenly over [0, 1)
 GOLDEN_RATIO = 0x9E3779B97F4A7C15  # times 2^64
@@ -28,46 +28,29 @@ SEED_OF_CORPUS = 104_729
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixtureCorpus:
-    """One corpus of a mixture.
+class MixtureCorpus(Options):
+    """One corpus of a mixture."""
 
-    Attributes:
-        source: file of source sentences, plain or `.gz`.
-        target: file of their translations.
-        weight: its share of the micro-batches of a step, relative to the other corpora.
-        first_step: optimizer step in which it is used first, from 1.
-        last_step: optimizer step in which it is used last; None: to the end.
-        tag: token in front of each source; None: none.
-        casing_noise: probability that the casing of a source is changed.
-        typo_noise: probability of a typing error per letter of a source.
-    """
-
-    source: str
-    target: str
-    weight: float = 1.0
-    first_step: int = 1
-    last_step: int | None = None
-    tag: str | None = None
-    casing_noise: float = 0.0
-    typo_noise: float = 0.0
+    source: str = option(text="file of source sentences, plain or .gz")
+    target: str = option(text="file of their translations")
+    weight: float = option(1.0, "share of a step's micro-batches, relative to others", above=0)
+    first_step: int = option(1, "optimizer step in which it is used first", at_least=1)
+    last_step: int | None = option(None, "step in which it is used last; default: to the end")
+    tag: str | None = option(None, "token in front of each source")
+    casing_noise: float = option(
+        0.0, "probability that the casing of a source is changed", at_least=0, below=1
+    )
+    typo_noise: float = option(
+        0.0, "probability of a typing error per letter of a source", at_least=0, below=1
+    )
 
     def __post_init__(self) -> None:
-        if not is_finite_number(self.weight) or self.weight <= 0:
-            self._refuse("weight", "give a positive, finite number")
-        for name in ("casing_noise", "typo_noise"):
-            rate = getattr(self, name)
-            if not is_finite_number(rate) or not 0 <= rate < 1:
-                self._refuse(name, "give a number in [0, 1)")
-        tag, last = self.tag, self.last_step
-        if tag is not None and (not isinstance(tag, str) or tag.split() != [tag]):
-            self._refuse("tag", "give a word, such as <bt>")
-        if type(self.first_step) is not int or self.first_step < 1:
-            self._refuse("first_step", "give a step from 1")
-        if last is not None and (type(last) is not int or last < self.first_step):
-            self._refuse("last_step", f"give a step from first_step={self.first_step}")
-
-    def _refuse(self, name: str, remedy: str) -> None:
-        raise ValueError(f"mixture: {name}={getattr(self, name)!r} of {self.source}: {remedy}")
+        super().__post_init__()
+        if self.tag is not None and self.tag.split() != [self.tag]:
+            raise ValueError(f"tag={self.tag!r}: give a word, such as <bt>")
+        first, last = self.first_step, self.last_step
+        if last is not None and last < first:
+            raise ValueError(f"last_step={last}: give a step from first_step={first}")
 
     @property
     def is_noisy(self) -> bool:
@@ -83,22 +66,17 @@ def read_mixture(entries: list[dict[str, Any]]) -> tuple[MixtureCorpus, ...]:
     """The corpora of a recipe's `mixture`.
 
     Args:
-        entries: each has the attributes of `MixtureCorpus`.
+        entries: each has the fields of `MixtureCorpus`.
 
     Raises:
         ValueError: a key is unknown or missing, or a value impossible.
     """
     if not entries:
         raise ValueError("mixture: give a list of corpora, each with source and target")
-    found = []
-    for number, entry in enumerate(entries, start=1):
-        name = f"mixture, corpus {number}"
-        check_names(name, entry, [declared.name for declared in fields(MixtureCorpus)])
-        for side in ("source", "target"):
-            if not isinstance(entry.get(side), str):
-                raise ValueError(f"{name}: {side} is missing: give a file")
-        found.append(MixtureCorpus(**entry))
-    return tuple(found)
+    return tuple(
+        made_section(MixtureCorpus, entry, f"mixture.{number}")
+        for number, entry in enumerate(entries, start=1)
+    )
 
 
 def check_stages(corpora: Sequence[MixtureCorpus], max_steps: int) -> None:

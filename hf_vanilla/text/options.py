@@ -61,14 +61,27 @@ class PairOptions(Options):
         None, "file of their translations, line by line", of_data=True, chooses_data=True
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        for name, other in EXCLUSIVE_OPTIONS:
+            if given.get(name) and given.get(other):
+                both = f"{name}={shown(given[name])} and {other}={shown(given[other])}"
+                raise ValueError(f"{both}: leave one of them out")
+        for pair in PAIRED_OPTIONS:
+            missing = set(pair) - given.keys()
+            if len(missing) == 1:
+                (found,) = set(pair) - missing
+                raise ValueError(
+                    f"{found} is given, but not {missing.pop()}: give both or neither; data on the "
+                    "command line replace all data of a recipe"
+                )
+
     @property
-    def train_files(self) -> tuple[str, str] | None:
-        """The two files to train on, if the data are files."""
-        return _both(self.train_source, self.train_target)
-
-
-def _both(source: str | None, target: str | None) -> tuple[str, str] | None:
-    return None if source is None or target is None else (source, target)
+    def train_files(self) -> list[str]:
+        """The two files to train on; none where the data are no files."""
+        files = self.train_source, self.train_target
+        return [file for file in files if file is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,19 +168,6 @@ class TranslationDataOptions(PairOptions):
             )
 
     def _check_data(self) -> None:
-        for name, other in EXCLUSIVE_OPTIONS:
-            first, second = getattr(self, name), getattr(self, other)
-            if first and second:
-                both = f"{name}={shown(first)} and {other}={shown(second)}"
-                raise ValueError(f"{both}: leave one of them out")
-        for pair in PAIRED_OPTIONS:
-            given = [name for name in pair if getattr(self, name) is not None]
-            if len(given) == 1:
-                missing = (set(pair) - set(given)).pop()
-                raise ValueError(
-                    f"{given[0]} is given, but not {missing}: give both or neither; data on the "
-                    "command line replace all data of a recipe"
-                )
         if self.validation_source is not None and not self._trains_on_files:
             raise ValueError(
                 f"validation_source={self.validation_source!r} needs training files beside it: "
@@ -221,9 +221,10 @@ class TranslationDataOptions(PairOptions):
         return () if self.mixture is None else read_mixture(self.mixture)
 
     @property
-    def validation_files(self) -> tuple[str, str] | None:
-        """The two validation files, if the data are files."""
-        return _both(self.validation_source, self.validation_target)
+    def validation_files(self) -> list[str]:
+        """The two validation files, if there are some."""
+        files = self.validation_source, self.validation_target
+        return [file for file in files if file is not None]
 
 
 def generation_config(config: VanillaConfig, decoding: dict[str, Any]) -> GenerationConfig:

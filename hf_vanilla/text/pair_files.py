@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -41,12 +41,11 @@ NUMBERS = "numbers"
 
 
 def _windows(source: str, target: str, size: int) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-    """So many pairs of two files at once, with the line number of the first."""
+    """So many pairs of two files at once, with the line number of the first; reads some now."""
     pairs = ((row["source"], row["target"]) for row in read_pairs(source, target))
-    first_line = 1
-    while window := list(islice(pairs, size)):
-        yield first_line, window
-        first_line += len(window)
+    first = list(islice(pairs, size))
+    others = iter(lambda: list(islice(pairs, size)), [])
+    return zip(count(1, size), chain([first], others), strict=False)
 
 
 # --- scores --------------------------------------------------------------------------------------
@@ -80,12 +79,11 @@ def score_files(options: ScoreOptions) -> Path | None:
         OSError: a file cannot be read, or the output exists and `overwrite` is off.
     """
     output = checked_output(options.output, overwrite=options.overwrite)
-    windows = _windows(options.source, options.target, SCORED_PAIRS)
-    first = next(windows)  # a missing file is reported before the model is loaded
+    windows = _windows(options.source, options.target, SCORED_PAIRS)  # before the model is loaded
     model, tokenizer = load_translator(options.model)
     pack(model)
     with open_output(output) as file:
-        for first_line, texts in chain([first], windows):
+        for first_line, texts in windows:
             ids = pair_ids(tokenizer, texts, first_line=first_line)
             scored = log_probs_of_pairs(model, ids, tokens_per_batch=options.tokens_per_batch)
             for (_, target), log_probs in zip(ids, scored, strict=True):
@@ -137,10 +135,10 @@ class AlignOptions(Options):
     """Align the words of given translations by cross-attention."""
 
     model: str = option(text="model folder or Hub id")
-    source: str | None = option(None, "file of source sentences, plain or .gz")
-    target: str | None = option(None, "file of translations, one per source line")
-    gold: str | None = option(
-        None,
+    source: str = option("", "file of source sentences, plain or .gz")
+    target: str = option("", "file of translations, one per source line")
+    gold: str = option(
+        "",
         (
             "file of right alignments (0-0 1?2, ? for possible), or numbers for the "
             "built-in corpus: measures every layer and head, saves the best in the model folder"
@@ -156,13 +154,13 @@ class AlignOptions(Options):
         super().__post_init__()
         if self.gold == NUMBERS and (self.source or self.target):
             raise ValueError("gold=numbers has its own texts: give no source and target")
-        if self.gold != NUMBERS and (self.source is None or self.target is None):
+        if self.gold != NUMBERS and not (self.source and self.target):
             raise ValueError("give both --source and --target, or --gold numbers")
         if self.head is not None and self.layer is None:
             raise ValueError(f"head={self.head} needs a layer")
-        if self.gold is not None and self.layer is not None:
+        if self.gold and self.layer is not None:
             raise ValueError("gold measures every layer: give no layer")
-        if self.gold is not None and self.output != STANDARD_STREAM:
+        if self.gold and self.output != STANDARD_STREAM:
             raise ValueError("gold prints a table and aligns nothing: give no output")
 
 
@@ -177,11 +175,10 @@ def align_files(options: AlignOptions) -> Path | str | None:
             attention is NaN.
         OSError: a file cannot be read, or the output exists and `overwrite` is off.
     """
-    if options.gold is not None:
+    if options.gold:
         return _choose(options)
-    assert options.source is not None
-    assert options.target is not None
     output = checked_output(options.output, overwrite=options.overwrite)
+    windows = _windows(options.source, options.target, ALIGNED_PAIRS)
     model, tokenizer = load_translator(options.model)
     pack(model)
     head = saved_head(options.model)
@@ -189,7 +186,7 @@ def align_files(options: AlignOptions) -> Path | str | None:
         head = AlignmentHead(layer=options.layer, head=options.head)
     aligner = Aligner(model, tokenizer, head)
     with open_output(output) as file:
-        for first_line, window in _windows(options.source, options.target, ALIGNED_PAIRS):
+        for first_line, window in windows:
             found = aligner.align(window, first_line=first_line)
             for texts, links in zip(window, found, strict=True):
                 file.write(alignment_line(texts, links, options.format))
@@ -223,9 +220,6 @@ def validation_numbers() -> list[AlignedPair]:
 
 
 def _gold_of_files(options: AlignOptions) -> list[AlignedPair]:
-    assert options.source is not None
-    assert options.target is not None
-    assert options.gold is not None
     rows = list(read_pairs(options.source, options.target))
     lines = list(read_lines(options.gold))
     if len(lines) != len(rows):

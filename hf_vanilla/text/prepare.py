@@ -1,10 +1,9 @@
 """`hf-vanilla prepare`: tokenize a corpus once, in shards that training maps."""
 
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
@@ -13,8 +12,8 @@ from hf_vanilla.loading import load_saved
 from hf_vanilla.options import option
 
 from .data import load_corpus
-from .encoding import StreamedPairs, read_prepared, shards_of_part, write_shards
-from .options import PairOptions, TranslationDataOptions
+from .encoding import StreamedPairs, write_shards
+from .options import PairOptions
 
 logger = logging.getLogger(__name__)
 
@@ -39,19 +38,8 @@ class PrepareOptions(PairOptions):
         super().__post_init__()
         if self.part > self.parts:
             raise ValueError(f"part={self.part}, but parts={self.parts}: count the parts from 1")
-        _ = self.text  # checks the options of the text
         if self.streaming and self.train_source is None and self.dataset in (None, BUILT_IN_CORPUS):
             raise ValueError("streaming needs a dataset or train_source, not the built-in corpus")
-
-    @property
-    def text(self) -> TranslationDataOptions:
-        """The same options of the text as in a recipe.
-
-        Raises:
-            ValueError: they contradict each other.
-        """
-        names = [declared.name for declared in fields(PairOptions)]
-        return TranslationDataOptions(**{name: getattr(self, name) for name in names})
 
 
 def prepare_shards(options: PrepareOptions) -> Path:
@@ -63,7 +51,7 @@ def prepare_shards(options: PrepareOptions) -> Path:
     """
     folder = Path(options.output)
     tokenizer = load_saved(AutoTokenizer, options.tokenizer)
-    corpus = load_corpus(options.text, is_stream=options.streaming)
+    corpus = load_corpus(options, is_stream=options.streaming)
     if options.part == 1 and "validation" in corpus:  # two files, which `train --prepared` needs
         folder.mkdir(parents=True, exist_ok=True)
         rows, files = list(corpus["validation"]), [folder / f"validation.{side}" for side in SIDES]
@@ -72,12 +60,7 @@ def prepare_shards(options: PrepareOptions) -> Path:
         logger.info("validation pairs: --validation_source %s --validation_target %s", *files)
     pairs = StreamedPairs(corpus["train"]) if options.streaming else corpus["train"]
     cut = {"pairs_per_shard": options.pairs_per_shard, "part": options.part, "parts": options.parts}
-    size = options.pairs_per_shard
-    total = sum(min(size, len(pairs) - n * size) for n in shards_of_part(len(pairs), **cut))
-    with tqdm(total=total, desc="Tokenizing", unit="pair") as bar:
-        for written in write_shards(pairs, tokenizer, folder, **cut):
-            bar.update(len(written))
-    prepared = read_prepared(folder)
+    prepared = write_shards(pairs, tokenizer, folder, **cut)
     missing = sum(not prepared.path(folder, n).is_file() for n in range(prepared.shards))
     logger.info(
         "%d pairs in %d shards; %s",

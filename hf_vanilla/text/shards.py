@@ -159,10 +159,8 @@ def translate_shard(
     # every worker has its own temporary name; the file of a killed worker names its shard
     mark = f"{socket.gethostname()}-{os.getpid()}"
     options: dict[str, Any] = {"progress": progress, "first_line": shard.first_line}
-    search: Search
-    if n_best is None:
-        search = partial(translator.translate, **options)
-    else:
+    search: Search = partial(translator.translate, **options)
+    if n_best is not None:
         assert isinstance(translator, Translator)  # CorpusOptions refuses the other
         search = partial(translator.n_best, n=n_best, **options)
     with whole_file(finished, mark=f"~{mark}") as unfinished:

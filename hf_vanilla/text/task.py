@@ -349,18 +349,16 @@ class TranslationTask:
         """The model card with corpus, languages and scores."""
         options = self.options
         corpus = options.dataset or BUILT_IN_CORPUS
-        if options.train_files is not None:
+        if options.train_files:
             corpus = " and ".join(Path(file).name for file in options.train_files)
         if options.prepared is not None:
             corpus = Path(options.prepared).resolve().name
         if options.corpora:
             corpus = ", ".join(Path(part.source).name for part in options.corpora)
-        source, target = options.source_language, options.target_language
+        given = (options.source_language, options.target_language)
         start = self.recipe.train.initial_model
-        languages: tuple[str, ...] = ()
-        if source is not None and target is not None:
-            languages = (source, target)
-        elif start is not None:
+        languages = tuple(code for code in given if code is not None)
+        if not languages and start is not None:
             languages = languages_of(start)
         return translation_card(
             **facts,

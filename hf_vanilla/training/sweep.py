@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,11 +24,11 @@ from huggingface_hub.errors import StrictDataclassError
 
 from hf_vanilla.cpus import usable_cpus
 from hf_vanilla.data.bleu import check_bleu_tokenizer
-from hf_vanilla.data.lines import check_text_file, read_lines
+from hf_vanilla.data.lines import check_text_file, read_lines, read_pairs
 from hf_vanilla.families import DEFAULT_TASK, validation_measures
 from hf_vanilla.file_values import check_names, is_finite_number, read_yaml, shown
 from hf_vanilla.files import read_json_lines, write_text
-from hf_vanilla.options import Options, option, options_and_file, typed_values
+from hf_vanilla.options import Options, made_section, option, options_and_file
 from hf_vanilla.plots.curves import LOG_FILE
 
 from .processes import TERMINATED_STATUS
@@ -46,20 +46,13 @@ OWN_OPTIONS = {"seed": "seeds", "output_dir": "output_dir of the file"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TestSet:
-    """Text that every finished translation model of a sweep translates.
+class TestSet(Options):
+    """Text that every finished translation model of a sweep translates."""
 
-    Attributes:
-        source: file of source sentences.
-        reference: file of their translations.
-        tokenize: sacreBLEU's tokenizer.
-        lowercase: ignore case.
-    """
-
-    source: str
-    reference: str
-    tokenize: str = "13a"
-    lowercase: bool = False
+    source: str = option(text="file of source sentences")
+    reference: str = option(text="file of their translations")
+    tokenize: str = option("13a", "sacreBLEU's tokenizer")
+    lowercase: bool = option(False, "ignore case")
 
     __test__ = False  # not a test of pytest
 
@@ -234,24 +227,12 @@ def _check_values(path: Path, values: Mapping[str, Any]) -> None:
 def _test_set(path: Path, section: Any, task: str) -> TestSet | None:
     if section is None:
         return None
-    check_names(f"{path}: test", section, [declared.name for declared in fields(TestSet)])
     if task != DEFAULT_TASK:
         raise ValueError(f"{path}: test is for task {DEFAULT_TASK}, and the task is {task}")
-    try:
-        values = typed_values([TestSet], section)
-    except ValueError as error:
-        raise ValueError(f"{path}: test.{error}") from None
-    if not {"source", "reference"} <= values.keys():
-        raise ValueError(f"{path}: test needs source and reference")
-    test = TestSet(**values)
+    test = made_section(TestSet, section, f"{path}: test")
     check_bleu_tokenizer(test.tokenize)
-    sizes = [sum(1 for _ in read_lines(check_text_file(f))) for f in (test.source, test.reference)]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"{path}: test: {test.source} has {sizes[0]} lines, but {test.reference} {sizes[1]}"
-        )
-    if not sizes[0]:
-        raise ValueError(f"{path}: test: {test.source} is empty: give sentences")
+    for _ in read_pairs(check_text_file(test.source), check_text_file(test.reference)):
+        pass  # each sentence has a translation
     return test
 
 

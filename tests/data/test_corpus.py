@@ -16,8 +16,6 @@ from hf_vanilla.data.corpus import (
     number_words,
     pairs_from_dataset,
     pairs_from_files,
-    stream_from_files,
-    streams_from_dataset,
 )
 from hf_vanilla.data.lines import LONGEST_LINE, read_lines, read_pairs
 
@@ -174,7 +172,7 @@ def test_a_pipe_is_read_once_and_a_stream_refuses_it(write, tmp_path):
         writer.join(timeout=30)
         assert rows["source"][:] == text.splitlines()
     with pytest.raises(ValueError, match="pipe is a pipe, but a stream is read twice"):
-        stream_from_files(pipe, write("en", ENGLISH))
+        pairs_from_files(pipe, write("en", ENGLISH), is_stream=True)
 
 
 def test_a_folder_as_text_file_is_an_error(write, tmp_path):
@@ -227,7 +225,8 @@ def read_both_ways(splits, tmp_path):
     DatasetDict(splits).save_to_disk(tmp_path / "set")
     columns = {"source_column": "en", "target_column": "de"}
     rows = pairs_from_dataset(str(tmp_path / "set"), **columns)["train"].to_list()
-    assert list(streams_from_dataset(str(tmp_path / "set"), **columns)["train"]) == rows
+    stream = pairs_from_dataset(str(tmp_path / "set"), **columns, is_stream=True)
+    assert list(stream["train"]) == rows
     return rows
 
 
@@ -261,7 +260,7 @@ def test_a_column_of_numbers_is_an_error_with_its_name(tmp_path):
     with pytest.raises(ValueError, match="column 'de' contains int64, not text"):
         pairs_from_dataset(str(tmp_path / "set"), **columns)
     with pytest.raises(ValueError, match="column 'de' contains int 7, not text"):
-        list(streams_from_dataset(str(tmp_path / "set"), **columns)["train"])
+        list(pairs_from_dataset(str(tmp_path / "set"), **columns, is_stream=True)["train"])
 
 
 def test_a_folder_of_one_saved_dataset_is_the_training_split(tmp_path):
@@ -269,22 +268,26 @@ def test_a_folder_of_one_saved_dataset_is_the_training_split(tmp_path):
     columns = {"source_column": "en", "target_column": "de"}
     corpus = pairs_from_dataset(str(tmp_path / "set"), **columns)
     assert {split: rows.to_list() for split, rows in corpus.items()} == {"train": [PAIR_ROW]}
-    assert list(streams_from_dataset(str(tmp_path / "set"), **columns)["train"]) == [PAIR_ROW]
+    stream = pairs_from_dataset(str(tmp_path / "set"), **columns, is_stream=True)
+    assert list(stream["train"]) == [PAIR_ROW]
 
 
 def test_a_split_without_rows_counts_as_missing(tmp_path):
     train, empty = Dataset.from_list([PAIR]), Dataset.from_dict({"en": [], "de": []})
     DatasetDict(train=train, validation=empty).save_to_disk(tmp_path / "set")
     columns = {"source_column": "en", "target_column": "de"}
-    assert list(pairs_from_dataset(str(tmp_path / "set"), **columns)) == ["train"]
-    assert list(streams_from_dataset(str(tmp_path / "set"), **columns)) == ["train"]
+    for is_stream in (False, True):
+        corpus = pairs_from_dataset(str(tmp_path / "set"), **columns, is_stream=is_stream)
+        assert list(corpus) == ["train"]
 
 
-@pytest.mark.parametrize("read", [pairs_from_dataset, streams_from_dataset])
-def test_a_dataset_without_train_is_an_error_with_its_splits(tmp_path, read):
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_dataset_without_train_is_an_error_with_its_splits(tmp_path, is_stream):
     DatasetDict(test=Dataset.from_list([PAIR])).save_to_disk(tmp_path / "set")
     with pytest.raises(ValueError, match="has no split 'train' with rows; splits with rows: test"):
-        read(str(tmp_path / "set"), source_column="en", target_column="de")
+        pairs_from_dataset(
+            str(tmp_path / "set"), source_column="en", target_column="de", is_stream=is_stream
+        )
 
 
 @pytest.mark.parametrize("name", ["dataset_dict.json", "state.json", "*.arrow"])
@@ -292,9 +295,10 @@ def test_a_damaged_folder_is_named(name, tmp_path):
     DatasetDict(train=Dataset.from_list([PAIR])).save_to_disk(tmp_path / "set")
     (path,) = (tmp_path / "set").rglob(name)
     path.write_bytes(b"")
-    for read in (pairs_from_dataset, streams_from_dataset):
+    columns = {"source_column": "en", "target_column": "de"}
+    for is_stream in (False, True):
         with pytest.raises(ValueError, match=r"set is damaged, or not written by save_to_disk \("):
-            read(str(tmp_path / "set"), source_column="en", target_column="de")
+            pairs_from_dataset(str(tmp_path / "set"), **columns, is_stream=is_stream)
 
 
 # --- the built-in corpus --------------------------------------------------------------------------

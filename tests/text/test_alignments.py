@@ -132,6 +132,13 @@ def test_blank_sides_have_no_links_and_all_target_words_one(trained):
             assert all(0 <= i < len(source.split()) for i, _ in links)
 
 
+def test_a_missing_file_is_named_before_the_model_is_loaded(tmp_path):
+    (tmp_path / "t").write_text("zwei\n")
+    files = {"source": str(tmp_path / "gone"), "target": str(tmp_path / "t")}
+    with pytest.raises(FileNotFoundError, match="gone"):
+        align_files(AlignOptions(model=str(tmp_path / "no model"), **files))
+
+
 def test_words_beyond_the_token_limit_have_no_links_and_the_line_is_named(
     trained_run, tmp_path, caplog
 ):

@@ -79,18 +79,19 @@ def test_a_stage_uses_its_corpora_alone():
 
 def test_a_wrong_entry_is_named():
     cases = [
-        ({"weight": 0}, "weight=0 of a.en: give a positive, finite number"),
-        ({"weight": -1.5}, "weight=-1.5 of a.en: give a positive"),
-        ({"weight": float("nan")}, "weight=nan of a.en: give a positive, finite number"),
-        ({"weight": "much"}, "weight='much' of a.en: give a positive"),
-        ({"first_step": 0}, "first_step=0 of a.en: give a step from 1"),
-        ({"first_step": 5, "last_step": 4}, "last_step=4 of a.en: give a step from first_step=5"),
-        ({"casing_noise": 1}, r"casing_noise=1 of a.en: give a number in \[0, 1\)"),
-        ({"typo_noise": -0.1}, r"typo_noise=-0.1 of a.en: give a number in \[0, 1\)"),
-        ({"tag": "two words"}, "tag='two words' of a.en: give a word"),
-        ({"tag": ""}, "tag='' of a.en: give a word"),
-        ({"wieght": 2}, "corpus 1: unknown key 'wieght'; did you mean 'weight'"),
-        ({"target": None}, "corpus 1: target is missing"),
+        ({"weight": 0}, r"mixture\.1\.weight=0: give a positive number"),
+        ({"weight": -1.5}, "weight=-1.5: give a positive number"),
+        ({"weight": float("nan")}, "weight=nan: give a finite number"),
+        ({"weight": "much"}, "weight is 'much': give a number"),
+        ({"first_step": 0}, "first_step=0: give a positive number"),
+        ({"first_step": 1.5}, "first_step is 1.5: give a whole number"),
+        ({"first_step": 5, "last_step": 4}, "last_step=4: give a step from first_step=5"),
+        ({"casing_noise": 1}, r"casing_noise=1: give a number in \[0, 1\)"),
+        ({"typo_noise": -0.1}, r"typo_noise=-0.1: give a number in \[0, 1\)"),
+        ({"tag": "two words"}, "tag='two words': give a word"),
+        ({"tag": ""}, "tag='': give a word"),
+        ({"wieght": 2}, r"mixture\.1: unknown key 'wieght'; did you mean 'weight'"),
+        ({"target": None}, r"mixture\.1\.target is missing: file of their translations"),
     ]
     for entry, message in cases:
         with pytest.raises(ValueError, match=message):

@@ -7,7 +7,6 @@ import pytest
 import small_run
 from datasets import Dataset, DatasetDict
 
-from hf_vanilla.text import data
 from hf_vanilla.text.encoding import (
     PREPARED,
     LengthLimits,
@@ -29,15 +28,15 @@ def pairs():
     return Dataset.from_list(PAIRS)
 
 
-def shards_written(rows):
-    return [part.start // 10 for part in rows]
+def shards_of(folder):
+    return [int(path.name[6:11]) for path in sorted(folder.glob("shard-*.arrow"))]
 
 
 @pytest.fixture
 def shards(pairs, tiny_tokenizer, tmp_path):
     folder = tmp_path / "shards"
-    rows = write_shards(pairs, tiny_tokenizer, folder, pairs_per_shard=10)
-    assert shards_written(rows) == [0, 1, 2]
+    write_shards(pairs, tiny_tokenizer, folder, pairs_per_shard=10)
+    assert shards_of(folder) == [0, 1, 2]
     return folder
 
 
@@ -65,10 +64,11 @@ def test_shards_hold_the_pairs_that_encoding_the_text_gives(pairs, shards, tiny_
 def test_parts_write_what_one_process_writes_and_nothing_twice(pairs, shards, tiny_tokenizer):
     other = shards.with_name("parts")
     options = {"pairs_per_shard": 10, "parts": 2}
-    assert shards_written(write_shards(pairs, tiny_tokenizer, other, part=2, **options)) == [1]
+    write_shards(pairs, tiny_tokenizer, other, part=2, **options)
+    assert shards_of(other) == [1]
     with pytest.raises(ValueError, match=r"lacks 2 of 3 shards, the first is shard-00000-of-00003"):
         read_shards(other, LIMITS)
-    assert shards_written(write_shards(pairs, tiny_tokenizer, other, part=1, **options)) == [0, 2]
+    write_shards(pairs, tiny_tokenizer, other, part=1, **options)
     names = sorted(path.name for path in shards.iterdir())
     assert sorted(path.name for path in other.iterdir()) == names
     assert all((other / n).read_bytes() == (shards / n).read_bytes() for n in names)
@@ -84,10 +84,11 @@ def test_parts_that_start_at_once_do_not_disturb_each_other(
     def save_while_the_other_part_starts(folder):
         monkeypatch.undo()
         save(folder)
-        assert shards_written(write_shards(pairs, tiny_tokenizer, other, part=2, **options)) == [1]
+        write_shards(pairs, tiny_tokenizer, other, part=2, **options)
+        assert shards_of(other) == [1]
 
     monkeypatch.setattr(tiny_tokenizer, "save_pretrained", save_while_the_other_part_starts)
-    assert shards_written(write_shards(pairs, tiny_tokenizer, other, part=1, **options)) == [0, 2]
+    write_shards(pairs, tiny_tokenizer, other, part=1, **options)
     assert {path.name for path in other.iterdir()} == {path.name for path in shards.iterdir()}
 
 
@@ -96,7 +97,7 @@ def test_a_stopped_preparation_writes_only_what_is_missing(pairs, shards, tiny_t
     expected, kept = second.read_bytes(), first.stat().st_mtime_ns
     second.unlink()
     (shards / f"{third.name}.1.partial").write_bytes(b"half")
-    list(write_shards(pairs, tiny_tokenizer, shards, pairs_per_shard=10))
+    write_shards(pairs, tiny_tokenizer, shards, pairs_per_shard=10)
     assert second.read_bytes() == expected
     assert first.stat().st_mtime_ns == kept
 
@@ -111,10 +112,10 @@ def test_a_cut_shard_is_named(shards, size):
 
 def test_other_pairs_or_another_size_are_refused(pairs, shards, tiny_tokenizer):
     with pytest.raises(ValueError, match=r"pairs_per_shard=10, but this run has 9"):
-        next(write_shards(pairs, tiny_tokenizer, shards, pairs_per_shard=9))
+        write_shards(pairs, tiny_tokenizer, shards, pairs_per_shard=9)
     changed = Dataset.from_list([{**row, "source": "c"} for row in PAIRS])
     with pytest.raises(ValueError, match=r"with corpus='.*choose another output"):
-        next(write_shards(changed, tiny_tokenizer, shards, pairs_per_shard=10))
+        write_shards(changed, tiny_tokenizer, shards, pairs_per_shard=10)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +124,10 @@ def test_other_pairs_or_another_size_are_refused(pairs, shards, tiny_tokenizer):
         ({"format": 2}, "shards of format 2, this version reads format 1"),
         ({"unknown": 2}, "damaged or of a newer version"),
         ({"pairs": "9"}, "pairs is '9': give a whole number"),
-        ({"pairs_per_shard": 0}, "pairs_per_shard is 0"),
-        ({"corpus": None}, "corpus is None: give a text"),
+        ({"pairs_per_shard": 0}, "pairs_per_shard=0: give a positive number"),
+        ({"corpus": None}, "corpus is missing"),
+        ({"corpus": 7}, "corpus is 7: give a text"),
+        ({"pairs": 10**13}, "pairs=10000000000000: give a number from 1 to"),
     ],
 )
 def test_shards_of_a_newer_version_are_refused(shards, change, message):
@@ -153,7 +156,7 @@ def test_a_stream_gives_the_shards_of_its_text_and_resumes(
     corpus_files, trained_run, tmp_path, monkeypatch, capsys
 ):
     prepare(corpus_files, trained_run, tmp_path / "text")
-    monkeypatch.setattr(data, "pairs_from_files", None)  # would store a copy of the text
+    monkeypatch.setattr(Dataset, "from_generator", None)  # would store a copy of the text
     prepare(corpus_files, trained_run, tmp_path / "stream", streaming=True)
     shards = sorted((tmp_path / "stream").glob("*.arrow"))
     shards[2].unlink()

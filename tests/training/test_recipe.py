@@ -256,29 +256,29 @@ def test_files_on_the_command_line_take_the_place_of_a_set(write):
     chosen = [f"--{name}={value}" for name, value in FILES.items()]
     recipe = read_recipe([*write("dataset: wmt14\ndataset_config: de-en\n"), *chosen]).data
     assert (recipe.dataset, recipe.dataset_config) == (None, None)
-    assert recipe.train_files == ("a.en", "a.de")
-    assert recipe.validation_files == ("b.en", "b.de")
+    assert recipe.train_files == ["a.en", "a.de"]
+    assert recipe.validation_files == ["b.en", "b.de"]
 
 
 def test_a_set_on_the_command_line_takes_the_place_of_files(write):
     recipe = read_recipe([*write(yaml.safe_dump(FILES)), "--dataset", "numbers"]).data
     assert recipe.dataset == "numbers"
-    assert (recipe.train_files, recipe.validation_files) == (None, None)
+    assert recipe.train_files == recipe.validation_files == []
 
 
 def test_training_files_on_the_command_line_do_not_keep_the_files_validation(write, caplog):
     chosen = ["--train_source", "c.en", "--train_target", "c.de"]
     recipe = read_recipe([*write(yaml.safe_dump(FILES)), *chosen]).data
-    assert recipe.train_files == ("c.en", "c.de")
-    assert recipe.validation_files is None
+    assert recipe.train_files == ["c.en", "c.de"]
+    assert recipe.validation_files == []
     assert "left out: validation_source, validation_target" in caplog.text
 
 
 def test_other_validation_files_keep_the_files_training_data(write):
     chosen = ["--validation_source", "c.en", "--validation_target", "c.de"]
     recipe = read_recipe([*write(yaml.safe_dump(FILES)), *chosen]).data
-    assert recipe.train_files == ("a.en", "a.de")
-    assert recipe.validation_files == ("c.en", "c.de")
+    assert recipe.train_files == ["a.en", "a.de"]
+    assert recipe.validation_files == ["c.en", "c.de"]
 
 
 def test_data_named_with_dashes_takes_the_place_of_the_files_too(write):
@@ -286,7 +286,7 @@ def test_data_named_with_dashes_takes_the_place_of_the_files_too(write):
         [*write("dataset: wmt14\n"), "--train-source", "a.en", "--train-target=a.de"]
     )
     assert recipe.data.dataset is None
-    assert recipe.data.train_files == ("a.en", "a.de")
+    assert recipe.data.train_files == ["a.en", "a.de"]
 
 
 def test_a_start_named_with_dashes_decides_the_task_too():

@@ -206,8 +206,8 @@ def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_pat
         ({"seeds": [1, "b"]}, r"seeds=\[1, 'b'\]: give a list of numbers"),
         ({"runs": {"a": {"max_step": 3}}}, "runs.a: recipe: unknown key 'max_step'; did you mean"),
         ({"runs": {"a": {"bpe_dropout": 2}}}, "runs.a: bpe_dropout=2"),
-        ({"test": {"source": "x"}}, "test needs source and reference"),
-        ({"test": {"source": "x", "reference": None}}, "test needs source and reference"),
+        ({"test": {"source": "x"}}, "test.reference is missing: file of their translations"),
+        ({"test": {"source": None, "reference": "x"}}, "test.source is missing: file of source"),
         ({"test": {"sources": "x"}}, "unknown key 'sources'"),
         ({"test": {"source": 3, "reference": "x"}}, "test.source is 3: give a text"),
         ({"test": {"source": "x", "reference": "x", "lowercase": "maybe"}}, "give true or false"),
@@ -230,7 +230,7 @@ def test_a_wrong_file_is_refused_before_anything_runs(changes, message, corpus_f
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"), [((2, 1), "has 2 lines, but .* 1"), ((0, 0), "is empty")]
+    ("lines", "message"), [((2, 1), "line 2 has no translation"), ((0, 0), "are empty")]
 )
 def test_a_test_set_has_as_many_references_as_sources(lines, message, corpus_files, tmp_path):
     files = {}
