@@ -11,8 +11,7 @@ import transformers
 # before the imports that fail on older versions: this file also runs where only the Hub's copy is
 if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 20):
     raise ImportError(
-        f"this model needs transformers 5.20 or newer, found {transformers.__version__}: "
-        "pip install -U transformers"
+        f"transformers {transformers.__version__} is older than 5.20: pip install -U transformers"
     )
 
 from huggingface_hub.dataclasses import strict
@@ -164,13 +163,11 @@ class VanillaConfig(VanillaTwoSidedConfig):
         """Sine and cosine come in pairs, so the paper's positions need an even width (3.5)."""
         if self.position_embedding_type == "sinusoidal" and self.d_model % 2:
             raise ValueError(
-                f"d_model={self.d_model} is odd, and sinusoids come in pairs: "
-                "take an even d_model or position_embedding_type='learned'"
+                f"d_model={self.d_model} is odd: make it even, or take learned positions"
             )
         if self.position_embedding_type == "learned" and self.position_offset:
             raise ValueError(
-                f"position_offset={self.position_offset} moves sinusoids only: "
-                "leave it out with position_embedding_type='learned'"
+                f"position_offset={self.position_offset}: of sinusoids only, leave it out"
             )
 
     def validate_names(self) -> None:
@@ -197,9 +194,8 @@ class VanillaConfig(VanillaTwoSidedConfig):
         is_shared = self.share_encoder_decoder_embeddings
         if is_shared and self.decoder_vocab_size != self.vocab_size:
             raise ValueError(
-                f"decoder_vocab_size={self.decoder_vocab_size} differs from vocab_size="
-                f"{self.vocab_size}, but one table serves both sides: "
-                "set share_encoder_decoder_embeddings=False or leave decoder_vocab_size out"
+                f"decoder_vocab_size={self.decoder_vocab_size} is not vocab_size={self.vocab_size}"
+                ": leave it out, or set share_encoder_decoder_embeddings=False"
             )
 
     def validate_special_tokens(self) -> None:
@@ -213,7 +209,4 @@ class VanillaConfig(VanillaTwoSidedConfig):
             *(("eos_token_id", end_id, smaller) for end_id in end_ids),
         ):
             if token_id is not None and not 0 <= token_id < size:
-                raise ValueError(
-                    f"{name}={token_id} is outside the vocabulary of {size} entries: "
-                    f"give an id from 0 to {size - 1}"
-                )
+                raise ValueError(f"{name}={token_id}: the vocabulary has the ids 0 to {size - 1}")

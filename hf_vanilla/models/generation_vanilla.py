@@ -20,14 +20,9 @@ LENGTH_PENALTY_FORMS = ("gnmt", "power")
 RESULTS_ALONE = "results"
 # settings that need transformers' search; `custom_generate=` also takes stop strings' tokenizer
 OTHER_SETTINGS = (
-    "is_assistant",
-    "low_memory",
-    "output_attentions",
-    "output_hidden_states",
-    "prefill_chunk_size",
-    "stop_strings",
-    "token_healing",
-)
+    "is_assistant", "low_memory", "output_attentions", "output_hidden_states",
+    "prefill_chunk_size", "stop_strings", "token_healing",
+)  # fmt: skip
 
 
 def paper_decoding(config: PreTrainedConfig) -> GenerationConfig:
@@ -130,18 +125,19 @@ class GnmtExponent(float):
 
 
 def merged_settings(
-    own: GenerationConfig, given: GenerationConfig | None, arguments: dict[str, Any]
+    own: GenerationConfig, arguments: dict[str, Any]
 ) -> tuple[GenerationConfig, dict[str, Any]]:
     """The settings of one call, to be read only, and the arguments that are no settings.
 
     Args:
         own: the model's generation config.
-        given: the generation config of the call; what it leaves out is the model's.
-        arguments: keyword arguments of the call; they win over both.
+        arguments: keyword arguments of the call; what its `generation_config` leaves out is the
+            model's, and the others win over both.
     """
-    settings = GenerationConfig() if given is None else copy.copy(given)
+    others = dict(arguments)
+    settings = copy.copy(others.pop("generation_config", None) or GenerationConfig())
     settings.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
-    return settings, settings.update(**arguments)
+    return settings, settings.update(**others)
 
 
 def returned_scores(settings: GenerationConfig) -> dict[str, Any]:
@@ -188,8 +184,7 @@ def check_call(settings: GenerationConfig, arguments: dict[str, Any]) -> None:
         ids = arguments.get(name)
         if isinstance(ids, Tensor) and (ids.dim() != 2 or ids.numel() == 0):
             raise ValueError(
-                f"{name} has shape {tuple(ids.shape)}: give (batch, length), both 1 or more; "
-                "a single sentence is ids.unsqueeze(0)"
+                f"{name} has shape {tuple(ids.shape)}: give (batch, length), both 1 or more"
             )
 
 
@@ -210,12 +205,6 @@ def with_settings(
     given = copy.copy(given)
     given.update(**changes)
     return given, {name: value for name, value in arguments.items() if name not in changes}
-
-
-def has_source_limit(settings: GenerationConfig) -> bool:
-    """Whether the paper's limit holds: it is set, and no `max_new_tokens` replaces it."""
-    beyond = getattr(settings, "max_tokens_beyond_source", None)
-    return beyond is not None and settings.max_new_tokens is None
 
 
 def filling_ids(config: GenerationConfig) -> tuple[list[int], int]:
@@ -267,10 +256,11 @@ def sentence_limits(
         settings: of the call.
         arguments: of the call, without settings.
     """
-    if not has_source_limit(settings):
+    beyond = getattr(settings, "max_tokens_beyond_source", None)
+    if beyond is None or settings.max_new_tokens is not None:
         return None
     prompt = prompt_length(settings, arguments.get("decoder_input_ids"))
-    new_tokens = (source_lengths(arguments) + settings.max_tokens_beyond_source).clamp(min=1)
+    new_tokens = (source_lengths(arguments) + beyond).clamp(min=1)
     is_learned = config.position_embedding_type == "learned"
     for end in (settings.max_length, config.max_position_embeddings if is_learned else None):
         new_tokens = new_tokens if end is None else new_tokens.clamp(max=max(end - prompt, 1))

@@ -175,7 +175,7 @@ class BlockwiseCrossEntropy(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         """Keep logits and targets."""
-        _, logits, targets, *ctx.shares = inputs
+        ctx.formula, logits, targets, *ctx.shares = inputs
         ctx.save_for_backward(logits, targets)
 
     @staticmethod
@@ -183,25 +183,14 @@ class BlockwiseCrossEntropy(torch.autograd.Function):
         """Softmax minus the smoothed target, times the gradient of each loss."""
         logits, targets = ctx.saved_tensors
         if torch.is_grad_enabled():  # for a second derivative or a transform of torch.func
-            result = _softmax_minus_target(logits, targets, *ctx.shares) * gradient[:, None]
-            return None, result.to(logits.dtype), None, None, None, None
+            pull = torch.func.vjp(lambda x: ctx.formula(x, targets, *ctx.shares), logits)[1]
+            return None, *pull(gradient), None, None, None, None
         result = torch.empty_like(logits)
         parts = (row_blocks(part, logits) for part in (logits, targets, gradient, result))
         write = _write_gradient if logits.device.type == "cpu" else _write_gradient_in_passes
         for rows, ids, factor, out in zip(*parts, strict=True):
             write(rows, ids, factor, out, ctx.shares)
         return None, result, None, None, None, None
-
-
-def _softmax_minus_target(
-    logits: Tensor, targets: Tensor, share: float, extra: float, unsmoothed: int | None
-) -> Tensor:
-    likely, ids = at_least_float32(logits).softmax(dim=-1), targets[:, None]
-    wanted = torch.full_like(likely, share).scatter_add(-1, ids, torch.full_like(likely, extra))
-    if unsmoothed is not None:
-        is_unsmoothed = torch.arange(logits.size(-1), device=logits.device) == unsmoothed
-        wanted = wanted - share * is_unsmoothed
-    return likely - wanted
 
 
 def _write_gradient(

@@ -302,7 +302,8 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         forget_defaults(self.generation_config)  # written after each batch of an evaluation
         names = {"ensemble", "constraints"} & kwargs.keys()
         extras = {name: value for name in names if (value := kwargs.pop(name)) is not None}
-        settings, arguments = merged_settings(self.generation_config, generation_config, kwargs)
+        given = {**kwargs, "generation_config": generation_config}
+        settings, arguments = merged_settings(self.generation_config, given)
         if inputs is not None:
             arguments["input_ids"] = inputs
         check_call(settings, arguments)
@@ -323,9 +324,8 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             kwargs["custom_generate"] = search
         elif extras:
             raise ValueError(
-                "an ensemble decodes by greedy or beam search of input_ids, constraints by beam "
-                "search, both without hooks and records of the decoder: leave out the other "
-                "arguments; without the package hf_vanilla there is neither"
+                "an ensemble needs greedy or beam search of input_ids, constraints beam search, "
+                "both the package hf_vanilla and no hooks or records: leave out the rest"
             )
         elif is_beam and form == "gnmt":
             alpha = settings.length_penalty

@@ -48,9 +48,7 @@ class PackedLinear(nn.Module):
         return float_product(states, self.weight, self.bias)
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        raise ValueError(
-            "this model is packed for decoding and cannot be saved: save it as it was loaded"
-        )
+        raise ValueError("this model is packed for decoding: save it as it was loaded")
 
 
 class PartOfJoined(nn.Module):

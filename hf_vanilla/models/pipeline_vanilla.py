@@ -134,8 +134,7 @@ class VanillaTranslationPipeline(Pipeline):
         self, input_tensors: dict[str, Tensor], return_scores: bool = False, **generate_kwargs: Any
     ) -> dict:
         ids, mask = input_tensors["input_ids"], input_tensors["attention_mask"]
-        given = generate_kwargs.get("generation_config")
-        settings, _ = merged_settings(self.model.generation_config, given, generate_kwargs)
+        settings, _ = merged_settings(self.model.generation_config, generate_kwargs)
         if return_scores:
             generate_kwargs |= returned_scores(settings)
         found = self.model.generate(input_ids=ids, attention_mask=mask, **generate_kwargs)

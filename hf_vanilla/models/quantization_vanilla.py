@@ -37,16 +37,10 @@ def scale_of(sizes: Tensor) -> Tensor:
     return sizes.amax(dim=-1, keepdim=True).clamp_min_(LEAST_SCALE).div_(DIVISOR)
 
 
-def scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows `(..., I)` scaled to -127 to 127, not rounded, and the scale of each, `(..., 1)`."""
-    scale = scale_of(rows.abs())
-    return rows / scale, scale
-
-
 def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows `(..., I)` as int8 from -127 to 127, and the scale of each, `(..., 1)`."""
-    levels, scale = scaled(rows)
-    return levels.round_().to(torch.int8), scale
+    scale = scale_of(rows.abs())
+    return (rows / scale).round_().to(torch.int8), scale
 
 
 # --- products ----------------------------------------------------------------------------------
@@ -77,10 +71,8 @@ class IntegerProduct:
         device = weights[0].device.type
         if device != "cpu":
             raise ValueError(
-                f"int8 weights are on the device {device!r}, but only a CPU computes with them: "
-                "move the model to the CPU, or load the float model with dtype='bfloat16'"
+                f"int8 is for CPUs, and the weights are on {device!r}: move them there"
             )
-        self.versions = _versions(layers)
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         self.scale = torch.cat([layer.weight_scale.detach() for layer in layers])
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
@@ -95,11 +87,8 @@ class IntegerProduct:
         if states.requires_grad:
             states = states.detach()
         rows = states.float()  # fast where `to` takes a microsecond for nothing
-        if self.is_after_relu:
-            row_scale = scale_of(rows)
-            rows.div_(row_scale)
-        else:
-            rows, row_scale = scaled(rows)
+        row_scale = scale_of(rows if self.is_after_relu else rows.abs())
+        rows = rows.div_(row_scale) if self.is_after_relu else rows / row_scale
         if self.is_fast:
             product = byte_product(rows, self.weight, self.scale, self.zero_points)
         else:
@@ -111,31 +100,35 @@ class IntegerProduct:
         return product if dtype == product.dtype else product.to(dtype)
 
 
-def _versions(layers: "Sequence[QuantizedLinear]") -> list[tuple[int, int]]:
-    """Changes when a weight is replaced or written to."""
-    return [(id(layer.weight), layer.weight._version) for layer in layers]
-
-
 # --- layers ------------------------------------------------------------------------------------
 
 
-class KeepsProduct:
-    """Keeps the product of its layers until a weight changes; without it when copied or pickled."""
+class KeptProduct:
+    """The product of layers with the same input, kept until a weight changes.
 
-    _product: IntegerProduct | None = None
+    Args:
+        *layers: one; or query, key and value, so that their input is quantized once.
+    """
 
-    def product_of(self, layers: "Sequence[QuantizedLinear]") -> IntegerProduct:
-        """The present product, or a new one where a weight has changed since."""
-        if self._product is None or self._product.versions != _versions(layers):
-            self._product = IntegerProduct(layers)
-        return self._product
+    def __init__(self, *layers: "QuantizedLinear") -> None:
+        self.layers = layers
+        self.product: Any = None
+        self.versions: Any = None
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Outputs `(..., O)` of all layers side by side for `(..., I)`."""
+        # another number where a weight was replaced or written to
+        versions = [(id(layer.weight), layer.weight._version) for layer in self.layers]
+        if self.versions != versions:
+            self.product, self.versions = IntegerProduct(self.layers), versions
+        return self.product(states)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the packed weights, which cannot be copied."""
-        return {**self.__dict__, "_product": None}
+        return {"layers": self.layers, "product": None, "versions": None}
 
 
-class QuantizedLinear(KeepsProduct, nn.Module):
+class QuantizedLinear(nn.Module):
     """A linear layer with int8 weights; no gradients.
 
     Args:
@@ -150,30 +143,16 @@ class QuantizedLinear(KeepsProduct, nn.Module):
         self.weight = _constant(torch.empty((out_features, in_features), dtype=torch.int8))
         self.weight_scale = _constant(torch.empty(out_features))
         self.bias = _constant(torch.empty(out_features)) if bias else None
+        self.product = KeptProduct(self)
 
     def forward(self, states: Tensor) -> Tensor:
         """Outputs `(..., O)` for `(..., I)`."""
-        return self.product_of((self,))(states)
+        return self.product(states)
 
     def extra_repr(self) -> str:
         """Sizes, as `nn.Linear` shows them."""
         has_bias = self.bias is not None
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={has_bias}"
-
-
-class JoinedProjections(KeepsProduct):
-    """Query, key and value of the same input in one product, so it is quantized once.
-
-    Args:
-        layers: the projections.
-    """
-
-    def __init__(self, layers: Sequence[QuantizedLinear]) -> None:
-        self.layers = tuple(layers)
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """The outputs of all layers side by side."""
-        return self.product_of(self.layers)(states)
 
 
 class QuantizedEmbedding(VanillaEmbedding):
@@ -226,20 +205,14 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
     """
     name, device = type(model).__name__, model.device.type
     if not str(getattr(model.config, "model_type", None)).startswith("vanilla"):
-        raise ValueError(
-            f"int8: a {name} is not a model of hf_vanilla: convert it by hf-vanilla convert, or "
-            "load it with dtype='bfloat16'"
-        )
+        raise ValueError(f"int8: a {name} is not a model of hf_vanilla: use hf-vanilla convert")
     _refuse_forecaster(model)
     if is_quantized(model):
         raise ValueError(f"this {name} has int8 weights already: quantize the float model")
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(f"this {name} is on the meta device, without values: load its weights")
     if device != "cpu":
-        raise ValueError(
-            f"int8: this {name} is on the device {device!r}, and int8 is for CPUs: "
-            "move it to the CPU, or load it with dtype='bfloat16'"
-        )
+        raise ValueError(f"int8 is for CPUs, and this {name} is on {device!r}: move it to the CPU")
     quantizer = VanillaInt8Quantizer(VanillaInt8Config(), pre_quantized=False)
     model.float().eval()
     quantizer.preprocess_model(model)
@@ -250,10 +223,7 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
 
 def _refuse_forecaster(model: PreTrainedModel) -> None:
     if model.main_input_name == "past_values":
-        raise ValueError(
-            f"int8: a {type(model).__name__} is a forecaster, which has no int8 form: load it with "
-            "dtype='bfloat16'"
-        )
+        raise ValueError(f"int8: a {type(model).__name__} is a forecaster: give dtype='bfloat16'")
 
 
 def replace_layers(model: PreTrainedModel, *, has_values: bool) -> None:
@@ -313,7 +283,7 @@ def _set_ties(model: PreTrainedModel, *, has_scales: bool) -> None:
             module._tied_weights_keys = {**keys, **scales} if has_scales else keys
         if hasattr(module, "joined"):
             projections: Any = (module.q_proj, module.k_proj, module.v_proj)
-            module.joined = JoinedProjections(projections) if has_scales else None
+            module.joined = KeptProduct(*projections) if has_scales else None
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
 
 
@@ -350,8 +320,7 @@ class VanillaInt8Config(QuantizationConfigMixin):
         kwargs.pop("quant_method", None)
         if version != FORMAT or kwargs:
             raise ValueError(
-                f"int8 weights of format {version} {kwargs or ''}: this hf_vanilla reads format "
-                f"{FORMAT}; update it, or quantize the float model again"
+                f"int8 weights of format {version} {kwargs or ''}, not {FORMAT}: update hf_vanilla"
             )
         self.quant_method: Any = METHOD
         self.version, self.dequantize = version, dequantize
@@ -373,15 +342,13 @@ class VanillaInt8Quantizer(HfQuantizer):
         if self.quantization_config.dequantize:
             if "disk" in named:
                 raise ValueError(
-                    f"device_map={devices!r}: int8 weights cannot stay on the disk: load the "
-                    "model without it, save it, and load that folder of float weights"
+                    f"device_map={devices!r}: load int8 without it, and save the floats"
                 )
             return
         # "auto" is a CPU on a machine without a GPU; on others the first product refuses
         if any(str(device) not in ("None", "cpu", "cpu:0", "auto") for device in named):
             raise ValueError(
-                f"device_map={devices!r}: int8 weights are for CPUs: leave it out, or load the "
-                "float model with dtype='bfloat16'"
+                f"device_map={devices!r}: int8 is for CPUs: leave it out, or give floats"
             )
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:

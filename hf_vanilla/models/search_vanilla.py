@@ -24,7 +24,6 @@ from .generation_vanilla import (
     RESULTS_ALONE,
     SourceLengthCriteria,
     SourceLengthEnd,
-    SourceLimits,
     filling_ids,
 )
 from .pretrained_vanilla import CACHE_NAME, VanillaPreTrainedModel
@@ -32,13 +31,11 @@ from .search_vanilla_beams import (
     BeamState,
     advance,
     best_candidates,
-    candidate_count,
-    goes_on,
     initial_state,
-    is_searched,
+    what_goes_on,
     with_finished,
 )
-from .search_vanilla_decoder import EnsembleDecoder, SearchDecoder
+from .search_vanilla_decoder import SearchDecoder
 
 # Each treats every hypothesis by itself, so sentences may leave the batch and be reordered; what
 # one stores per sentence, `_select_sentences` selects. With any other rule, all sentences stay.
@@ -64,8 +61,6 @@ ROWWISE_CRITERIA = (
     stopping_criteria.MaxTimeCriteria,
     stopping_criteria.EosTokenCriteria,
 )
-# attribute of a processor; as a tensor, it has a number for each row of the batch
-PER_ROW = "prompt_ignore_length"
 
 
 def is_rowwise(
@@ -76,10 +71,12 @@ def is_rowwise(
     Then finished sentences may be dropped, and a step may overwrite the scores of the last one.
     """
     rules = (*processors, *criteria)
+    # as a tensor, this attribute of a processor has a number for each row of the batch
+    lengths = (getattr(rule, "prompt_ignore_length", None) for rule in rules)
     return (
         not _has_records(config)
         and all(type(rule) in ROWWISE_PROCESSORS + ROWWISE_CRITERIA for rule in rules)
-        and not any(isinstance(getattr(rule, PER_ROW, None), Tensor) for rule in rules)
+        and not any(isinstance(length, Tensor) for length in lengths)
     )
 
 
@@ -101,8 +98,7 @@ def refuse_nan(has_nan: bool, step: int) -> None:
     """
     if has_nan:
         raise ValueError(
-            f"logits are NaN at step {step} of the search: {NAN_CAUSE}, or a logits processor "
-            "returned NaN"
+            f"logits are NaN at step {step}: {NAN_CAUSE}, or a logits processor returned NaN"
         )
 
 
@@ -120,7 +116,7 @@ def is_dead_end(logits: Tensor, config: GenerationConfig) -> bool:
 
 def search_decoder(
     model: VanillaPreTrainedModel, inputs: dict[str, Any], beams: int
-) -> SearchDecoder | EnsembleDecoder:
+) -> SearchDecoder:
     """The decoder for what `generate()` hands to a search.
 
     Args:
@@ -129,15 +125,12 @@ def search_decoder(
             `Ensemble.encode`, if any.
         beams: n.
     """
-    mask = inputs.get("attention_mask")
-    encoded = inputs["encoder_outputs"]
+    mask, encoded = inputs.get("attention_mask"), inputs["encoder_outputs"]
     if beams > 1:  # transformers repeated them in this object, which lives as long as the search
         encoded.last_hidden_state = encoded.last_hidden_state[::beams].clone()
-    decoder = SearchDecoder(
-        model, encoded.last_hidden_state, None if mask is None else mask[::beams], beams=beams
-    )
-    with_ensemble = inputs.get("ensemble")
-    return decoder if with_ensemble is None else with_ensemble(decoder)
+        mask = None if mask is None else mask[::beams]
+    kind = inputs.get("ensemble", SearchDecoder)
+    return kind(model, encoded.last_hidden_state, mask, beams=beams)
 
 
 # --- greedy search -----------------------------------------------------------------------------
@@ -193,8 +186,8 @@ def greedy_search(
             streamer.put(tokens.cpu())
         # the only point of a step that waits for a GPU
         *active, has_nan = torch.cat((is_active, best.isnan().any().view(1))).tolist()
-        has_nan = has_nan and not is_dead_end(step_logits, config)
-        refuse_nan(has_nan, step=sequences.shape[1] - input_ids.shape[1])
+        step = sequences.shape[1] - input_ids.shape[1]
+        refuse_nan(has_nan and not is_dead_end(step_logits, config), step)
         if not any(active):
             break
         if can_drop and decoder.drops(active):
@@ -208,22 +201,8 @@ def greedy_search(
     if results is not None:
         results = _with_rows(results, sequences, sentences, config.max_length, filling)
         sequences = results[:, : sequences.shape[1]]
-    return _greedy_output(sequences, config, decoder, scores, logits)
-
-
-def _greedy_output(
-    sequences: Tensor, config: GenerationConfig, decoder: Any, scores: Any, logits: Any
-) -> Any:
-    """What `generate()` returns, from the sequences of all B sentences."""
-    if not config.return_dict_in_generate:
-        return sequences
-    return GenerateEncoderDecoderOutput(
-        sequences=sequences,
-        scores=scores,
-        logits=logits,
-        # without records, sentences may have left the batch
-        **{CACHE_NAME: decoder.past_key_values() if _has_records(config) else None},
-    )
+    fields = {"sequences": sequences, "scores": scores, "logits": logits}
+    return _output(GenerateEncoderDecoderOutput, fields, config, decoder)
 
 
 def _with_rows(
@@ -236,12 +215,11 @@ def _with_rows(
     return results
 
 
-def _select_sentences(rows: Tensor, decoder: SearchDecoder | EnsembleDecoder, *rules: Any) -> None:
+def _select_sentences(rows: Tensor, *parts: Any) -> None:
     """Keep sentences `rows` wherever something is stored per sentence."""
-    decoder.select(rows)
-    for rule in rules:
-        if isinstance(rule, SourceLimits):
-            rule.select(rows)
+    for part in parts:
+        if hasattr(part, "select"):
+            part.select(rows)
 
 
 def _has_records(config: GenerationConfig) -> bool:
@@ -291,7 +269,8 @@ def beam_search(
     decoder = search_decoder(model, inputs, config.num_beams)
     prompts = input_ids.view(-1, config.num_beams, input_ids.shape[1])
     state, results = initial_state(prompts, config), None
-    count = candidate_count(config)
+    # of a sentence in a step: n remain active even if every beam produces every end token
+    count = max(2, 1 + len(filling_ids(config)[0])) * config.num_beams
     expand: Any = partial(best_candidates, may_overwrite=can_drop)
     move: Any = advance
     constrained = inputs.get("constraints")
@@ -309,15 +288,15 @@ def beam_search(
         log_probs = logits_processor(_ids(state.active, state.length), log_probs)
         scores, logits = _recorded(scores, log_probs), _recorded(logits, step_logits)
         candidates = expand(state, log_probs, count)
-        is_end = stopping_criteria(_ids(candidates.sequences, state.length + 1), scores)
-        is_end = is_end.view(-1, count)
+        ids = _ids(candidates.sequences, state.length + 1)
+        is_end = stopping_criteria(ids, scores).view(-1, count)
         parents = move(state, candidates, is_end, config)
         # the only point of a step that waits for a GPU
         is_nan = candidates.scores.isnan().any()
-        flags = (is_searched(state, config), goes_on(state, is_end, config), is_nan)
+        flags = (*what_goes_on(state, is_end, config), is_nan)
         *active, has_next, has_nan = torch.hstack(flags).tolist()
-        has_nan = has_nan and not is_dead_end(step_logits, config)
-        refuse_nan(has_nan, step=state.length - state.prompt)
+        step = state.length - state.prompt
+        refuse_nan(has_nan and not is_dead_end(step_logits, config), step)
         decoder.reorder(parents)
         if not has_next or (can_drop and not any(active)):
             break
@@ -325,15 +304,14 @@ def beam_search(
             results = with_finished(results, state)
             rows = torch.tensor(rows_to_keep(active), device=input_ids.device)
             state = state.rows(rows)
-            _select_sentences(rows, decoder, *logits_processor, *stopping_criteria)
-            if constrained is not None:
-                constrained.select(rows)
+            _select_sentences(rows, decoder, constrained, *logits_processor, *stopping_criteria)
         del step_logits, log_probs  # before the next step makes its own
         step_logits = decoder.read(state.active[:, :, 0, state.length - 1])
     found = with_finished(results, state)
     if constrained is not None:
         constrained.check_results(found)
-    return _beam_output(found, config, decoder, scores, logits)
+    fields = {**_beam_results(found, config), "scores": scores, "logits": logits}
+    return _output(GenerateBeamEncoderDecoderOutput, fields, config, decoder)
 
 
 def _ids(hypotheses: Tensor, length: int) -> Tensor:
@@ -341,27 +319,27 @@ def _ids(hypotheses: Tensor, length: int) -> Tensor:
     return hypotheses[:, :, 0, :length].flatten(0, 1)
 
 
-def _beam_output(
-    state: BeamState, config: GenerationConfig, decoder: Any, scores: Any, logits: Any
-) -> Any:
-    """What `generate()` returns, from the finished hypotheses of all B sentences."""
+def _output(kind: Any, fields: dict[str, Any], config: GenerationConfig, decoder: Any) -> Any:
+    """What `generate()` returns: the sequences, or all fields in the class `kind`."""
+    if not config.return_dict_in_generate:
+        return fields["sequences"]
+    # without records, sentences may have left the batch
+    cache = decoder.past_key_values() if _has_records(config) else None
+    return kind(**fields, **{CACHE_NAME: cache})
+
+
+def _beam_results(state: BeamState, config: GenerationConfig) -> dict[str, Any]:
+    """Sequences, scores and beams of the finished hypotheses of all B sentences."""
     returned = config.num_return_sequences
     parents = state.finished[:, :returned, 1, state.prompt :]
     is_generated = parents >= 0
     generated = int(is_generated.sum(dim=2).max())
-    sequences = _ids(state.finished[:, :returned], state.prompt + generated)
-    if not config.return_dict_in_generate:
-        return sequences
     # transformers counts the beams of all sentences: B * n rows
     first_rows = config.num_beams * torch.arange(len(parents), device=parents.device)
     beam_indices = torch.where(is_generated, parents + first_rows.view(-1, 1, 1), -1).int()
     finished_scores = state.finished_scores[:, :returned].flatten(0, 1)
-    return GenerateBeamEncoderDecoderOutput(
-        sequences=sequences,
-        sequences_scores=finished_scores if config.output_scores else None,
-        scores=scores,
-        logits=logits,
-        beam_indices=beam_indices[:, :, :generated].flatten(0, 1),
-        # without records, sentences may have left the batch
-        **{CACHE_NAME: decoder.past_key_values() if _has_records(config) else None},
-    )
+    return {
+        "sequences": _ids(state.finished[:, :returned], state.prompt + generated),
+        "sequences_scores": finished_scores if config.output_scores else None,
+        "beam_indices": beam_indices[:, :, :generated].flatten(0, 1),
+    }

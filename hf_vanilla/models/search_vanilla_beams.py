@@ -84,12 +84,6 @@ def initial_state(prompts: Tensor, config: GenerationConfig) -> BeamState:
     )
 
 
-def candidate_count(config: GenerationConfig) -> int:
-    """Candidates per sentence: n remain active even if every beam produces every end token."""
-    end_ids, _ = filling_ids(config)
-    return max(2, 1 + len(end_ids)) * config.num_beams
-
-
 def best_candidates(
     state: BeamState, log_probs: Tensor, count: int, *, may_overwrite: bool = False
 ) -> Candidates:
@@ -180,29 +174,28 @@ def can_improve(state: BeamState, config: GenerationConfig) -> Tensor:
     return (best > worst).any(dim=1, keepdim=True)
 
 
-def is_searched(state: BeamState, config: GenerationConfig) -> Tensor:
-    """Which sentences can still get another result, `(b,)` bool; once False, it stays False."""
-    may_improve = state.may_improve.squeeze(1)
-    if config.early_stopping is True:
-        return may_improve & ~state.is_finished.all(dim=1)
-    return may_improve
+def what_goes_on(
+    state: BeamState, is_end: Tensor, config: GenerationConfig
+) -> tuple[Tensor, Tensor]:
+    """Which sentences can still get another result, and whether another step follows.
 
-
-def goes_on(state: BeamState, is_end: Tensor, config: GenerationConfig) -> Tensor:
-    """Whether another step follows, bool without dimensions.
-
-    As in transformers' search, each of the three conditions is that of the whole batch. So steps
-    that change no result may follow: one sentence cannot improve, another has all hypotheses.
+    As in transformers' search, each condition of a step is that of the whole batch. So steps that
+    change no result may follow: one sentence cannot improve, another has all hypotheses.
 
     Args:
         state: after the step.
         is_end: `(b, c)` bool, whether a stopping criterion ends a candidate.
         config: settings of this call.
+
+    Returns:
+        `(b,)` bool, where False stays False; bool without dimensions.
     """
-    has_room = ~is_end.all() & state.may_improve.any()
+    may_improve = state.may_improve.squeeze(1)
+    has_room = ~is_end.all() & may_improve.any()
     if config.early_stopping is True:
-        return has_room & ~state.is_finished.all()
-    return has_room
+        is_full = state.is_finished.all(dim=1)
+        return may_improve & ~is_full, has_room & ~is_full.all()
+    return may_improve, has_room
 
 
 def with_finished(results: BeamState | None, state: BeamState) -> BeamState:

@@ -26,14 +26,9 @@ from .stacks_vanilla import VanillaDecoder
 
 # arguments of `generate()`, besides settings, that our search takes as transformers' does
 KNOWN_ARGUMENTS = {
-    "input_ids",
-    "inputs_embeds",
-    "attention_mask",
-    "encoder_outputs",
-    "decoder_input_ids",
-    "prefix_allowed_tokens_fn",
-    "streamer",
-}
+    "input_ids", "inputs_embeds", "attention_mask", "encoder_outputs", "decoder_input_ids",
+    "prefix_allowed_tokens_fn", "streamer",
+}  # fmt: skip
 # methods that a caller may have replaced on the model, as PEFT does
 STEPS_OF_GENERATE = {
     "forward",
@@ -109,16 +104,15 @@ def can_search(
 
 def has_plain_inputs(model: VanillaPreTrainedModel, arguments: dict[str, Any]) -> bool:
     """One source and at most one prompt per sentence, on the model's device."""
-    encoded = arguments.get("encoder_outputs")
-    if encoded is not None:
+    names = ("input_ids", "inputs_embeds", "attention_mask", "decoder_input_ids")
+    tensors = [arguments[name] for name in names if arguments.get(name) is not None]
+    if (encoded := arguments.get("encoder_outputs")) is not None:
         states, mask = getattr(encoded, "last_hidden_state", None), arguments.get("attention_mask")
         if not isinstance(encoded, BaseModelOutput) or not isinstance(states, Tensor):
             return False
         if states.dim() != 3 or (mask is not None and mask.shape != states.shape[:2]):
             return False
-    names = ("input_ids", "inputs_embeds", "attention_mask", "decoder_input_ids")
-    tensors = [arguments[name] for name in names if arguments.get(name) is not None]
-    tensors += [] if encoded is None else [encoded.last_hidden_state]
+        tensors.append(states)
     return (
         all(isinstance(tensor, Tensor) for tensor in tensors)
         and {tensor.device for tensor in tensors} == {model.device}

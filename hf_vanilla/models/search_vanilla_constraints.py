@@ -86,9 +86,7 @@ class Constraints:
             if not phrase.ids:
                 raise ValueError("a phrase of the constraints has no tokens: remove it")
             if not {*phrase.ids, *phrase.at_start}.isdisjoint(ends):
-                raise ValueError(
-                    f"the constraint {phrase} has an end token, which ends a translation: remove it"
-                )
+                raise ValueError(f"the constraint {phrase} has an end token: remove it")
         return ConstrainedSearch([outermost(of_one) for of_one in self.phrases], limits)
 
 
@@ -137,16 +135,17 @@ def transitions(ids: Sequence[int]) -> list[list[int]]:
     return [[seen_after(seen, token) for token in ids] for seen in range(len(ids))]
 
 
+@dataclass
 class ConstrainedSearch:
     """The steps of a beam search under constraints, and how far each hypothesis is.
 
-    Args:
+    Attributes:
         phrases: of each sentence.
-        limits: as in `Constraints.search`.
+        given_limits: as `limits` of `Constraints.search`.
     """
 
-    def __init__(self, phrases: Sequence[Sequence[Phrase]], limits: Tensor | None) -> None:
-        self.phrases, self.given_limits = phrases, limits
+    phrases: Sequence[Sequence[Phrase]]
+    given_limits: Tensor | None
 
     def start(self, state: BeamState, config: GenerationConfig) -> None:
         """Prepare the phrases of all sentences.
@@ -162,14 +161,12 @@ class ConstrainedSearch:
         sentences, beams, _, longest = state.active.shape
         if len(self.phrases) != sentences:
             raise ValueError(
-                f"constraints of {len(self.phrases)} sentences, but {sentences} are translated: "
-                "give a list for each sentence, empty where nothing is asked"
+                f"{len(self.phrases)} lists of constraints for {sentences} sentences: give one each"
             )
         device = state.active.device
-        given = (
-            torch.full((sentences,), longest) if self.given_limits is None else self.given_limits
-        )
-        self.limits: Tensor = given.to(device)
+        limits = self.given_limits
+        limits = torch.full((sentences,), longest) if limits is None else limits
+        self.limits: Tensor = limits.to(device)
         self.last = int(config.forced_eos_token_id is not None)  # it takes the last token
         self._refuse_long(self.limits.tolist(), state.prompt)
         count = max((len(of_one) for of_one in self.phrases), default=0)
@@ -274,9 +271,8 @@ class ConstrainedSearch:
         for of_one, score in zip(self.phrases, state.finished_scores[:, 0].tolist(), strict=True):
             if score < IMPOSSIBLE:
                 raise ValueError(
-                    f"the search finds no translation that contains {_listed(of_one)}: raise "
-                    f"num_beams (now {beams}) or the length limit; or another setting, such as "
-                    "bad_words_ids, excludes it"
+                    f"no translation found that contains {_listed(of_one)}: raise num_beams "
+                    f"(now {beams}), the length limit, or drop a setting such as bad_words_ids"
                 )
 
     def _refuse_long(self, limits: list[int], prompt: int) -> None:

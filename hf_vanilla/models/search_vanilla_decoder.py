@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
-from transformers.masking_utils import create_bidirectional_mask
 
+from .attention_vanilla import padding_mask
 from .positions_vanilla import SinusoidalPositions
 from .pretrained_vanilla import VanillaPreTrainedModel
 
@@ -244,11 +244,10 @@ class SearchDecoder:
     ) -> None:
         self.decoder: Any = model.base_model.decoder
         self.lm_head: Any = model.get_output_embeddings()
-        self.encoder_hidden_states = encoder_hidden_states
+        self.encoder_hidden_states = states = encoder_hidden_states
         self.beams = beams
-        self.is_captured = can_capture(model, encoder_hidden_states)
-        device = encoder_hidden_states.device
-        self.new_slots = torch.arange(-beams, 0, device=device) if self.is_captured else None
+        self.is_captured = can_capture(model, states)
+        self.new_slots = torch.arange(-beams, 0, device=states.device) if self.is_captured else None
         self.cache = BeamCache(beams, self.new_slots)
         self.length = 0  # tokens of a hypothesis
         self.positions: Tensor | None = None
@@ -258,11 +257,8 @@ class SearchDecoder:
         self.graph: StepGraph | None = None
         self.is_steady = False  # whether the next step finds the arrays of the last one
         self.source_masks = [
-            create_bidirectional_mask(
-                config=model.config,
-                inputs_embeds=encoder_hidden_states.new_empty((len(encoder_hidden_states), n, 0)),
-                attention_mask=attention_mask,
-                encoder_hidden_states=encoder_hidden_states,
+            padding_mask(
+                model.config, states.new_empty((len(states), n, 0)), attention_mask, states
             )
             for n in (1, beams)
         ]
@@ -412,8 +408,7 @@ class Ensemble:
                 values = [getattr(m.config, name) for m in (first, model)]
                 if values[0] != values[1]:
                     raise ValueError(
-                        f"{name} is {values[0]} in one model of an ensemble and {values[1]} in "
-                        "another: give models of one vocabulary"
+                        f"{name} is {values[0]} and {values[1]}: give models of one vocabulary"
                     )
             if model.training:
                 raise ValueError("a model of the ensemble is in training mode: call eval()")
@@ -421,64 +416,66 @@ class Ensemble:
     @torch.no_grad()
     def encode(
         self, input_ids: Tensor, attention_mask: Tensor | None
-    ) -> "Callable[[SearchDecoder], EnsembleDecoder]":
+    ) -> "Callable[..., EnsembleDecoder]":
         """Read the source `(B, S)` with every model.
 
         Returns:
-            From the decoder of the calling model to that of all models.
+            What a search calls in place of `SearchDecoder`.
         """
         encoders = (model.base_model.encoder for model in self.models)
         encoded = [encoder(input_ids, attention_mask).last_hidden_state for encoder in encoders]
-
-        def decoder(first: SearchDecoder) -> "EnsembleDecoder":
-            others = [
-                SearchDecoder(model, states, attention_mask, beams=first.beams)
-                for model, states in zip(self.models, encoded, strict=True)
-            ]
-            return EnsembleDecoder([first, *others], self.average)
-
-        return decoder
+        others = list(zip(self.models, encoded, strict=True))
+        return partial(EnsembleDecoder, others=others, average=self.average)
 
 
-class EnsembleDecoder:
-    """`SearchDecoder`s that read the same tokens; their logits are joined log-probabilities.
+class EnsembleDecoder(SearchDecoder):
+    """The calling model and others that read the same tokens.
+
+    Its logits are the joined log-probabilities of all.
 
     Args:
-        members: one decoder per model.
+        *own: model, states and mask, as of `SearchDecoder`.
+        beams: n.
+        others: further models, each with the states of its encoder.
         average: as in `Ensemble`.
     """
 
-    def __init__(self, members: Sequence[SearchDecoder], average: str) -> None:
-        self.members, self.average = members, average
+    def __init__(self, *own: Any, beams: int, others: Sequence[Any], average: str) -> None:
+        super().__init__(*own, beams=beams)
+        mask, self.average = own[2], average
+        self.others = [SearchDecoder(model, states, mask, beams=beams) for model, states in others]
 
     def read_prompt(self, input_ids: Tensor) -> Tensor:
         """Log-probabilities `(B * n, V)` after the prompt `(B, P)`."""
-        return self._joined([member.read_prompt(input_ids) for member in self.members])
+        others = (other.read_prompt(input_ids) for other in self.others)
+        return joined_logits([super().read_prompt(input_ids), *others], self.average)
 
     def read(self, input_ids: Tensor) -> Tensor:
         """Log-probabilities `(b * n, V)` after one more token of each beam, `(b, n)`."""
-        return self._joined([member.read(input_ids) for member in self.members])
+        others = (other.read(input_ids) for other in self.others)
+        return joined_logits([super().read(input_ids), *others], self.average)
 
     def reorder(self, parents: Tensor) -> None:
         """As `SearchDecoder.reorder`."""
-        for member in self.members:
-            member.reorder(parents)
-
-    def drops(self, active: list[bool]) -> bool:
-        """As `SearchDecoder.drops`."""
-        return self.members[0].drops(active)
+        super().reorder(parents)
+        for other in self.others:
+            other.reorder(parents)
 
     def select(self, rows: Tensor) -> None:
         """As `SearchDecoder.select`."""
-        for member in self.members:
-            member.select(rows)
+        super().select(rows)
+        for other in self.others:
+            other.select(rows)
 
-    def past_key_values(self) -> Any:
-        """The cache of the first model."""
-        return self.members[0].past_key_values()
 
-    def _joined(self, logits: Sequence[Tensor]) -> Tensor:
-        log_probs = torch.stack([one.float().log_softmax(dim=-1) for one in logits])
-        if self.average == "probabilities":
-            return log_probs.logsumexp(dim=0) - math.log(len(logits))
-        return log_probs.mean(dim=0).log_softmax(dim=-1)
+def joined_logits(logits: Sequence[Tensor], average: str) -> Tensor:
+    """The mean of the predictions of several models, as log-probabilities.
+
+    Args:
+        logits: `(N, V)` of each model.
+        average: as in `Ensemble`.
+    """
+    log_probs = torch.stack([one.float().log_softmax(dim=-1) for one in logits])
+    if average == "probabilities":
+        return log_probs.logsumexp(dim=0) - math.log(len(logits))
+    return log_probs.mean(dim=0).log_softmax(dim=-1)

@@ -90,10 +90,7 @@ class VanillaTextPreTrainedModel(VanillaPreTrainedModel):
             ValueError: source and target share one table.
         """
         if self.config.share_encoder_decoder_embeddings:
-            raise ValueError(
-                "source and target share one table (share_encoder_decoder_embeddings=True): "
-                "call resize_token_embeddings, which resizes both sides"
-            )
+            raise ValueError("source and target share one table: call resize_token_embeddings")
         decoder = self.base_model.decoder
         decoder.embed_tokens = self._get_resized_embeddings(
             decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
@@ -257,10 +254,7 @@ class VanillaDecoder(VanillaStack):
             ValueError: an input or a mask does not fit; the message says which and how.
         """
         if encoder_hidden_states is not None and not self.has_source:
-            raise ValueError(
-                "encoder_hidden_states was given, but this decoder has no attention to a source: "
-                "build it with add_cross_attention=True"
-            )
+            raise ValueError("encoder_hidden_states needs a decoder with add_cross_attention=True")
         if use_cache and cache is None:
             own, of_source = (DynamicCache(config=self.config) for _ in range(2))
             cache = EncoderDecoderCache(own, of_source) if self.has_source else own
@@ -400,6 +394,5 @@ def check_mask(name: str, mask: object, rows: int, length: "int | Tensor") -> No
     wanted = (rows, mask.shape[-1] if isinstance(length, Tensor) else length)
     if tuple(mask.shape) != wanted:
         raise ValueError(
-            f"{name} has shape {tuple(mask.shape)}, but the tokens have shape {wanted}: "
-            "give 1 for every real token and 0 for padding"
+            f"{name} has shape {tuple(mask.shape)}, not {wanted}: 1 for a real token, 0 for padding"
         )

@@ -4,7 +4,6 @@
 import importlib
 import re
 import unicodedata
-from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Any
 
@@ -85,15 +84,9 @@ class VanillaFairseqTokenizer(TokenizersBackend):
         new = [str(token) for token in tokens if self._tokenizer.token_to_id(str(token)) is None]
         if new:
             raise ValueError(
-                f"{', '.join(new)}: the dictionaries of a fairseq model are fixed: use one of "
-                "their entries, such as a rare word, as a tag"
+                f"{', '.join(new)}: a fairseq dictionary is fixed: take a rare word of it as a tag"
             )
         return super().add_tokens(new_tokens, special_tokens)
-
-    @cached_property
-    def _source_ids(self) -> list[int]:
-        """Source id of each backend piece."""
-        return self._ids_of(range(self.vocab_size))
 
     @cached_property
     def _pieces_of_target(self) -> list[int]:
@@ -104,17 +97,15 @@ class VanillaFairseqTokenizer(TokenizersBackend):
         return [self._tokenizer.token_to_id(piece) for piece in pieces]
 
     @cached_property
-    def _target_ids(self) -> list[int]:
-        """Target id of each backend piece."""
-        return self._ids_of(self._pieces_of_target)
-
-    def _ids_of(self, pieces: Sequence[int]) -> list[int]:
-        """Number among `pieces` of each; text that looks like a special token is unknown."""
-        ids, special = [self.unk_token_id] * self._tokenizer.get_vocab_size(), self.all_special_ids
-        for number, piece in enumerate(pieces):
-            if number not in special:
-                ids[piece] = number
-        return ids
+    def _ids_of_pieces(self) -> list[list[int]]:
+        """Source ids and target ids of all backend pieces; special tokens in a text are unknown."""
+        tables, special = [], self.all_special_ids
+        for pieces in (range(self.vocab_size), self._pieces_of_target):
+            tables.append([self.unk_token_id] * self._tokenizer.get_vocab_size())
+            for number, piece in enumerate(pieces):
+                if number not in special:
+                    tables[-1][piece] = number
+        return tables
 
     def _switch_to_input_mode(self) -> None:
         self.is_for_target = False
@@ -130,7 +121,7 @@ class VanillaFairseqTokenizer(TokenizersBackend):
 
     def _convert_encoding(self, *args: Any, **kwargs: Any) -> Any:
         fields, encodings = super()._convert_encoding(*args, **kwargs)
-        table = self._target_ids if self.is_for_target else self._source_ids
+        table = self._ids_of_pieces[self.is_for_target]
         masks = [encoding.special_tokens_mask for encoding in encodings]
         fields["input_ids"] = [
             [i if is_added else table[i] for i, is_added in zip(row, added, strict=True)]

@@ -172,10 +172,7 @@ class SentenceDecoder:
                     if not isinstance(texts[index], str):
                         raise ValueError(f"{texts[index]!r} is no text")
                     if not is_readable(texts[index]):
-                        raise ValueError(
-                            "it has bytes that are not UTF-8, or half of a surrogate pair: convert "
-                            "the text, for example with iconv -t utf-8"
-                        )
+                        raise ValueError("it is not valid UTF-8: convert it by iconv -t utf-8")
                     (rows[index],) = self.tokenizer([texts[index]], verbose=False).input_ids
                 except Exception as error:
                     self._record_failure(window[index].line, error)

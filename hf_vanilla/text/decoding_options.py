@@ -59,9 +59,7 @@ class DecodingOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.ensemble_average != AVERAGES[0] and not self.ensemble:
-            raise ValueError(
-                f"ensemble_average={self.ensemble_average!r} needs several models: add --model"
-            )
+            raise ValueError(f"ensemble_average={self.ensemble_average!r} needs a second --model")
         check_fields("generation", self.generation)
         if "num_beams" in self.generation:
             raise ValueError("generation.num_beams: give --num_beams")
@@ -134,8 +132,7 @@ class DecodingOptions(Options):
         """
         if self.asks_for_texts:
             raise ValueError(
-                f"{name} is of single sentences: leave out split_sentences, keep_markup and "
-                "terminology"
+                f"{name} is of single sentences: no split_sentences, keep_markup or terminology"
             )
 
     @property

@@ -6,7 +6,6 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -22,7 +21,7 @@ from transformers import (
 
 from hf_vanilla.cpus import return_freed_memory
 from hf_vanilla.loading import load_saved
-from hf_vanilla.models.generation_vanilla import has_source_limit, merged_settings
+from hf_vanilla.models.generation_vanilla import merged_settings
 from hf_vanilla.models.packing_vanilla import pack
 from hf_vanilla.models.search_vanilla_constraints import Constraints, Phrase
 from hf_vanilla.models.search_vanilla_decoder import STEPS_AT_ONCE, Ensemble
@@ -90,7 +89,7 @@ class TorchEngine:
         known = settings | inspect.signature(GenerationMixin.generate).parameters.keys()
         if unknown := ", ".join(sorted(generate_kwargs.keys() - known - {"ensemble"})):
             raise ValueError(
-                f"{unknown}: generate() has no such option; the size of batches is tokens_per_batch"
+                f"{unknown}: no option of generate(); the size of batches is tokens_per_batch"
             )
         self.model = model
         self.tokenizer = tokenizer
@@ -158,13 +157,8 @@ class TorchEngine:
         Args:
             source: tokens of the longest sentence of the batch.
         """
-        settings, _ = merged_settings(self.model.generation_config, None, self.generate_kwargs)
-        beams = settings.num_beams or 1
-        limits = [settings.max_new_tokens, settings.max_length and settings.max_length - 1]
-        if has_source_limit(settings):
-            limits.append(source + settings.max_tokens_beyond_source)
-        defaults = GenerationConfig._get_default_generation_params()
-        steps = min((one for one in limits if one), default=defaults["max_length"])
+        settings, _ = merged_settings(*self.search)
+        beams, steps = settings.num_beams or 1, most_new_tokens(settings, source)
         # the cache grows in parts, and the old storage of a layer is copied to the new one
         slots = beams * (steps + max(STEPS_AT_ONCE, steps // 4))
         total = 8 * 2 * 8 * beams * steps  # int64 ids and parents: active, finished, candidates
@@ -277,10 +271,7 @@ class CTranslate2Engine:
         library = import_ctranslate2()
         folder = Path(folder)
         if not (folder / "model.bin").is_file() or not (folder / "tokenizer_config.json").is_file():
-            raise ValueError(
-                f"{folder} is not an export for CTranslate2 (model.bin and a tokenizer): "
-                "write one with hf-vanilla export"
-            )
+            raise ValueError(f"{folder} is no export for CTranslate2: use hf-vanilla export")
         self.tokenizer = load_saved(AutoTokenizer, folder)
         self.decoding = load_saved(GenerationConfig, folder)
         others = decoding.keys() - CTRANSLATE2_CHANGES
@@ -319,9 +310,9 @@ class CTranslate2Engine:
             "max_input_length": 0,  # no limit here: the translator has cut long sentences
         }
         texts = [""] * len(rows)
-        by_limit = sorted(range(len(rows)), key=lambda i: self._limit(len(rows[i])))
-        for limit, group in groupby(by_limit, key=lambda i: self._limit(len(rows[i]))):
-            batch = list(group)
+        limits = [most_new_tokens(config, len(row)) for row in rows]
+        for limit in sorted(set(limits)):
+            batch = [i for i, own in enumerate(limits) if own == limit]
             results = self._translator.translate_batch(
                 [[self._source_tokens[token_id] for token_id in rows[i]] for i in batch],
                 max_decoding_length=limit,
@@ -333,18 +324,22 @@ class CTranslate2Engine:
                 texts[i] = text
         return texts
 
-    def _limit(self, source_tokens: int) -> int:
-        """Maximum target tokens, the end token included; at least 1."""
-        config = self.decoding
-        beyond = getattr(config, "max_tokens_beyond_source", None)
-        if config.max_new_tokens is not None:
-            return config.max_new_tokens
-        # max_length of transformers includes the start token
-        given = None if config.max_length is None else max(config.max_length - 1, 1)
-        if beyond is None:
-            return given or GenerationConfig._get_default_generation_params()["max_length"] - 1
-        limit = max(source_tokens + beyond, 1)
-        return limit if given is None else min(limit, given)
+
+def most_new_tokens(settings: GenerationConfig, source: int) -> int:
+    """Most tokens of a translation, the end token included; at least 1.
+
+    Args:
+        settings: of the call.
+        source: tokens of the sentence.
+    """
+    if settings.max_new_tokens is not None:
+        return settings.max_new_tokens
+    # max_length includes the start token
+    limits = [] if settings.max_length is None else [settings.max_length - 1]
+    if (beyond := getattr(settings, "max_tokens_beyond_source", None)) is not None:
+        limits.append(source + beyond)
+    default = GenerationConfig._get_default_generation_params()["max_length"] - 1
+    return max(min(limits, default=default), 1)
 
 
 def import_ctranslate2() -> ModuleType:
@@ -380,10 +375,7 @@ class OnnxEngine:
         with needs("this needs ONNX Runtime", "onnx"):
             from .onnx_search import Translator
         if not (Path(folder) / "decoder.onnx").is_file():
-            raise ValueError(
-                f"{folder} is not an export for ONNX Runtime (decoder.onnx and a tokenizer): "
-                "write one with hf-vanilla export --format onnx"
-            )
+            raise ValueError(f"{folder} is no export for ONNX: use hf-vanilla export --format onnx")
         if unknown := sorted(decoding.keys() - ONNX_DECODING):
             names = ", ".join(sorted(ONNX_DECODING))
             raise ValueError(f"engine onnx does not change {', '.join(unknown)}; it has {names}")
@@ -441,8 +433,7 @@ def load_engine(
         further, its_tokenizer = load_translator(other, dtype=dtype, device=device)
         if its_tokenizer.get_vocab() != tokenizer.get_vocab():
             raise ValueError(
-                f"{name} and {other} have different vocabularies: an ensemble needs models of one "
-                "tokenizer"
+                f"{name} and {other} have different vocabularies: give models of one tokenizer"
             )
         others.append(further)
     for one in (model, *others):
@@ -460,8 +451,7 @@ def _check_choice(engine: str, dtype: str | None, ensemble: Sequence[str]) -> No
         return
     if dtype is not None:
         raise ValueError(
-            f"dtype={dtype!r} is for the engine torch: an exported folder has the numbers of "
-            f"hf-vanilla export --dtype, which {engine} reads"
+            f"dtype={dtype!r} is for the engine torch; others: hf-vanilla export --dtype"
         )
     if ensemble:
         raise ValueError("an ensemble needs the engine torch")

@@ -158,8 +158,7 @@ def check_fields(section: str, fields: Any) -> None:
     limits = [fields.get(name) for name in ("max_length", "max_new_tokens")]
     if fields.get("max_tokens_beyond_source", 0) is None and limits == [None, None]:
         raise ValueError(
-            f"{section}.max_tokens_beyond_source=null leaves no limit of the length: give "
-            "max_length or max_new_tokens too"
+            f"{section}.max_tokens_beyond_source=null: give max_length or max_new_tokens instead"
         )
 
 
@@ -190,7 +189,7 @@ def check_own_search(what: str, saved: GenerationConfig, changes: dict[str, Any]
     Raises:
         ValueError: there is sampling, or another such setting; it is named.
     """
-    settings, _ = merged_settings(saved, changes.get("generation_config"), changes)
+    settings, _ = merged_settings(saved, changes)
     if settings.do_sample:
         raise ValueError(f"{what}: leave out generation.do_sample, or set it to false")
     if not is_plain_search(settings):

@@ -29,9 +29,7 @@ NOTE = (
     "four, come out wrong"
 )
 FACTS = "facts.json"  # of a demo model
-_EXPORTED = (
-    "{} is a model for {}: translate with --engine {}, or give the model that it was exported from"
-)
+_EXPORTED = "{} is a model for {}: add --engine {}, or give the model that it was made from"
 
 
 def load_translator(
@@ -59,8 +57,7 @@ def load_translator(
         if (Path(name) / "decoder.onnx").is_file():
             raise ValueError(_EXPORTED.format(name, "ONNX Runtime", "onnx"))
         raise ValueError(
-            f"{name} is not a model folder: it has no config.json; "
-            "give the folder that training or save_pretrained wrote"
+            f"{name} is not a model folder (it has no config.json): give one that training wrote"
         )
     if (Path(name) / "model.bin").is_file() and (Path(name) / "config.json").is_file():
         raise ValueError(_EXPORTED.format(name, "CTranslate2", "ctranslate2"))
@@ -102,9 +99,7 @@ def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTra
     if not is_quantized(model):
         return quantize(model) if used == "int8" else model.to(place)
     if dtype in ("float32", "bfloat16"):
-        raise ValueError(
-            f"{name} has int8 weights: for {dtype}, give the float model that was quantized"
-        )
+        raise ValueError(f"{name} has int8 weights: for {dtype}, give the float model")
     _require_cpu(f"{name} has int8 weights; int8", device)
     return model
 
@@ -112,8 +107,7 @@ def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTra
 def _require_cpu(what: str, device: torch.device | None) -> None:
     if device is not None and device.type != "cpu":
         raise ValueError(
-            f"{what} is for CPUs, but the model goes to {device.type!r}: load a float model with "
-            "dtype='bfloat16', or hide the GPUs by CUDA_VISIBLE_DEVICES=''"
+            f"{what} is for CPUs, not {device.type!r}: give a float model with dtype='bfloat16'"
         )
 
 

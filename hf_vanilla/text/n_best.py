@@ -156,27 +156,18 @@ def best_translations(
     """
     if record is not None:
         generate_kwargs |= record.hooks
-    found = generated(
-        model,
-        tokenizer,
-        [tokenizer(sentence, verbose=False).input_ids],
-        do_sample=False,
-        num_beams=num_beams,
-        num_return_sequences=num_beams,
-        return_dict_in_generate=True,
-        output_scores=True,
-        **generate_kwargs,
-    )
-    settings = _settings(model, generate_kwargs)
+    generate_kwargs |= {"do_sample": False, "num_beams": num_beams}
+    rows = [tokenizer(sentence, verbose=False).input_ids]
+    if num_beams > 1:
+        return n_best_of_rows(model, tokenizer, rows, num_beams, **generate_kwargs)[0]
+    # greedy search computes no score
+    returned = {"num_return_sequences": 1, "return_dict_in_generate": True, "output_scores": True}
+    found = generated(model, tokenizer, rows, **generate_kwargs, **returned)
+    settings, _ = merged_settings(model.generation_config, generate_kwargs)
+    logits = torch.stack(found.scores)[:, 0]  # (T, V)
+    total = logits.log_softmax(dim=-1).gather(1, found.sequences[0, 1:, None]).sum().item()
     rows = _rows_until_end(found.sequences, settings)
-    if found.get("sequences_scores") is None:  # greedy search computes no score
-        logits = torch.stack(found.scores)[:, 0]  # (T, V)
-        chosen = found.sequences[0, 1:, None]
-        total = logits.log_softmax(dim=-1).gather(1, chosen).sum().item()
-        scores = [total / penalty_of(len(rows[0]), settings)]
-    else:
-        scores = found.sequences_scores.tolist()
-    hypotheses = _hypotheses(tokenizer, rows, scores)
+    hypotheses = _hypotheses(tokenizer, rows, [total / penalty_of(len(rows[0]), settings)])
     return [one for one in hypotheses if one.score > IMPOSSIBLE]
 
 
@@ -200,7 +191,7 @@ def n_best_of_rows(
             fewer where the settings leave no more.
         **generate_kwargs: changes to the model's generation config.
     """
-    settings = _settings(model, generate_kwargs)
+    settings, _ = merged_settings(model.generation_config, generate_kwargs)
     returned = {"num_return_sequences": n, **returned_scores(settings)}
     found = generated(model, tokenizer, rows, **{**generate_kwargs, **returned})
     ids = _rows_until_end(found.sequences, settings)
@@ -224,12 +215,6 @@ def _hypotheses(
 ) -> list[Hypothesis]:
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
     return [Hypothesis(*values) for values in zip(texts, rows, scores, strict=True)]
-
-
-def _settings(model: PreTrainedModel, changes: dict[str, Any]) -> GenerationConfig:
-    """The model's generation config with the changes of a call."""
-    given = changes.get("generation_config")
-    return merged_settings(model.generation_config, given, changes)[0]
 
 
 def _rows_until_end(sequences: Tensor, settings: GenerationConfig) -> list[list[int]]:

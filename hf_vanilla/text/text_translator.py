@@ -3,10 +3,9 @@
 import logging
 import re
 import unicodedata
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count, islice, tee
 
 from hf_vanilla.data.lines import check_sentences
 from hf_vanilla.options import needs
@@ -32,15 +31,6 @@ class Piece:
 
     text: str
     separator: str
-
-    def separator_after(self, translation: str) -> str:
-        """What separates the translation from the next one: the separator of the text.
-
-        Chinese and Japanese write none between sentences: a space then, unless the translation ends
-        in such a script too.
-        """
-        is_wide = not translation or unicodedata.east_asian_width(translation[-1]) in "WF"
-        return self.separator or ("" if is_wide else " ")
 
 
 class SentenceSplitter:
@@ -145,72 +135,61 @@ class TextTranslator:
             ValueError: as `Translator.translate`.
         """
         check_sentences(sentences)
-        waiting: deque[list[Piece]] = deque()
-        read = map(Sentence, sentences, count(first_line))
+        read, kept = tee(map(self._pieces, sentences))
+        lines = zip(read, count(first_line), strict=False)
+        pieces = (Sentence(piece.text, line) for of_text, line in lines for piece in of_text)
         # a function counts texts, which may have several sentences each
         advance = progress if callable(progress) and self._splitter is not None else None
-        pieces = self._pieces(read, waiting)
         found = self._translated(pieces, progress if advance is None else False)
-        for first in found:
-            of_text = waiting.popleft()
-            translations = [first, *islice(found, len(of_text) - 1)]
+        for of_text in kept:
+            translations = list(islice(found, len(of_text)))
             if advance is not None:
                 advance(1)
             yield joined(of_text, translations)
 
-    def _pieces(self, texts: Iterable[Sentence], waiting: deque[list[Piece]]) -> Iterator[Sentence]:
-        """The sentences of all texts; `waiting` gets those of each."""
-        for text in texts:
-            pieces = [Piece(text.text, "")]
-            # what is no text fails in the translator
-            if self._splitter is not None and isinstance(text.text, str):
-                pieces = self._splitter.split(text.text)
-            waiting.append(pieces)
-            for piece in pieces:
-                yield Sentence(piece.text, text.line)
+    def _pieces(self, text: str) -> list[Piece]:
+        """The sentences of a text; what is no text fails in the translator."""
+        if self._splitter is None or not isinstance(text, str):
+            return [Piece(text, "")]
+        return self._splitter.split(text)
 
     def _translated(self, sentences: Iterator[Sentence], progress: Progress) -> Iterator[str]:
         """The translation of each sentence, with its markup and the terms."""
-        waiting: deque[tuple[Markup, int]] = deque()
-        plain = self._plain(sentences, waiting)
-        found = self.translator.translate_all(plain, progress=progress)
-        if self._aligner is None:
-            yield from found
-            return
+        read, kept = tee(map(self._prepared, sentences))
+        found = self.translator.translate_all((one for one, _ in read), progress=progress)
+        pairs = zip(kept, found, strict=False)
         self._without_terms = []
-        while window := list(islice(found, self.translator.window)):
-            sources = [waiting.popleft() for _ in window]
-            yield from self._restored(self._aligner, sources, window)
+        while window := list(islice(pairs, self.translator.window)):
+            if self._aligner is None:
+                yield from (text for _, text in window)
+            else:
+                yield from self._restored(self._aligner, window)
 
-    def _plain(
-        self, sentences: Iterator[Sentence], waiting: deque[tuple[Markup, int]]
-    ) -> Iterator[Sentence]:
-        """The sentences without items and with terms; `waiting` gets the items and the line."""
-        for sentence in sentences:
-            text, phrases = sentence.text, sentence.phrases
-            # what cannot be read fails in the translator, also where only an item cannot
-            is_text = isinstance(text, str)
-            if self._aligner is not None:
-                is_whole = is_text and is_readable(text)
-                markup = take_out(text if is_whole else "")
-                waiting.append((markup, sentence.line))
-                text = markup.plain if is_whole else text
-            if self._terminology is not None and is_text:
-                phrases = self._terminology.targets(text)
-            yield Sentence(text, sentence.line, phrases)
+    def _prepared(self, sentence: Sentence) -> tuple[Sentence, Markup]:
+        """A sentence without items and with terms, and the items."""
+        text, phrases = sentence.text, sentence.phrases
+        # what cannot be read fails in the translator, also where only an item cannot
+        is_text = isinstance(text, str)
+        is_whole = self._aligner is not None and is_text and is_readable(text)
+        markup = take_out(text if is_whole else "")
+        text = markup.plain if is_whole else text
+        if self._terminology is not None and is_text:
+            phrases = self._terminology.targets(text)
+        return Sentence(text, sentence.line, phrases), markup
 
     def _restored(
-        self, aligner: Aligner, sources: Sequence[tuple[Markup, int]], translations: Sequence[str]
+        self, aligner: Aligner, window: Sequence[tuple[tuple[Sentence, Markup], str]]
     ) -> list[str]:
-        """Translations with the items of their sources, given with their lines; "" if failed."""
-        markups = [markup for markup, _ in sources]
+        """The translations of a window with the items of their sources; "" if failed."""
+        markups = [markup for (_, markup), _ in window]
         known = self._terminology
         terms = [[] if known is None else known.find(markup.plain) for markup in markups]
-        texts = with_markup(aligner, markups, translations, terms)
+        texts = with_markup(aligner, markups, [text for _, text in window], terms)
         failed = set(self.translator.failed)
-        for number, (markup, line) in enumerate(sources):
+        for number, ((sentence, markup), translation) in enumerate(window):
+            line = sentence.line
             lost = [term.target for term in terms[number] if not term.places(texts[number])]
-            if line in failed and markup.plain and not translations[number]:
+            if line in failed and markup.plain and not translation:
                 texts[number] = ""
             elif lost:
                 texts[number] = ""
@@ -249,9 +228,13 @@ def with_markup(
 
 
 def joined(pieces: Sequence[Piece], translations: Sequence[str]) -> str:
-    """The translations of the sentences of a text, with what separates them."""
-    last = len(pieces) - 1
-    return "".join(
-        translation + (piece.separator_after(translation) if i < last else "")
-        for i, (piece, translation) in enumerate(zip(pieces, translations, strict=True))
-    )
+    """The translations of the sentences of a text, with the separators of the text.
+
+    Chinese and Japanese write none between sentences: a space then, unless the translation ends in
+    such a script too.
+    """
+    text = ""
+    for piece, translation in zip(pieces[:-1], translations[:-1], strict=True):
+        is_wide = not translation or unicodedata.east_asian_width(translation[-1]) in "WF"
+        text += translation + (piece.separator or ("" if is_wide else " "))
+    return text + translations[-1]

@@ -80,16 +80,15 @@ class Translator(SentenceDecoder):
     ) -> None:
         if tokens_per_batch < 1:
             raise ValueError(f"tokens_per_batch={tokens_per_batch}: give a positive number")
-        folder = model if isinstance(model, str | Path) else None
+        self._folder = model if isinstance(model, str | Path) else None
+        options = generate_kwargs if dtype is None else {**generate_kwargs, "dtype": dtype}
         if isinstance(model, str | Path):
             device = None if processes is None else processes.device
-            options = {"device": device, "dtype": dtype, **generate_kwargs}
-            model = load_engine(str(model), engine, **options)
-        elif generate_kwargs or dtype is not None:
-            names = ", ".join([*generate_kwargs, *([] if dtype is None else ["dtype"])])
+            model = load_engine(str(model), engine, **{"device": device, **options})
+        elif options:
+            names = ", ".join(options)
             raise ValueError(f"{names}: a Translator of an engine takes no options of the search")
         self.engine: Engine = model
-        self._folder = folder
         self.max_batch_memory = max_batch_memory
         if max_batch_memory is not None:
             check_memory_limit(max_batch_memory, self.engine, "limit tokens_per_batch")
@@ -184,12 +183,8 @@ class Translator(SentenceDecoder):
             ValueError: the engine has no attention weights, the model has no such head, or its
                 tokenizer has a vocabulary per language.
         """
-        engine = self.engine
-        if not isinstance(engine, TorchEngine):
-            raise ValueError(
-                "alignments need attention weights, which this engine does not return: use "
-                "--engine torch"
-            )
+        needs = "alignments need attention weights, which this engine does not return: use"
+        engine = self._torch_engine(needs)
         if head is None and self._folder is not None:
             head = saved_head(self._folder)
         implementation = engine.model.config._attn_implementation
@@ -206,11 +201,10 @@ class Translator(SentenceDecoder):
         Raises:
             ValueError: the engine is not a `TorchEngine` with two beams or more, or it samples.
         """
-        if not isinstance(self.engine, TorchEngine):
-            raise ValueError("constraints and terminology need --engine torch")
         what = "constraints and terminology"
-        check_own_search(f"{what} need beam search", *self.engine.search)
-        check_beams(what, 2, *self.engine.search)
+        engine = self._torch_engine(f"{what} need")
+        check_own_search(f"{what} need beam search", *engine.search)
+        check_beams(what, 2, *engine.search)
 
     def n_best(
         self, sentences: Iterable[str], n: int, *, progress: Progress = False, first_line: int = 1
@@ -223,9 +217,7 @@ class Translator(SentenceDecoder):
             ValueError: as `translate`; or the engine is not a `TorchEngine` with at least n beams.
         """
         check_sentences(sentences)
-        engine = self.engine
-        if not isinstance(engine, TorchEngine):
-            raise ValueError(f"n_best={n} needs --engine torch")
+        engine = self._torch_engine(f"n_best={n} needs")
         check_n_best(n, *engine.search)
         self.failed = []
         return self.results(
@@ -241,20 +233,23 @@ class Translator(SentenceDecoder):
         batches = super()._batches(rows)
         if self.max_batch_memory is None:
             return batches
-        assert isinstance(self.engine, TorchEngine)
-        parts = []
+        engine, parts = self._torch_engine("max_batch_memory needs"), []
         for batch in batches:
-            size = self.engine.sentences_within(self.max_batch_memory, len(rows[batch[0]]))
+            size = engine.sentences_within(self.max_batch_memory, len(rows[batch[0]]))
             parts += [batch[first : first + size] for first in range(0, len(batch), size)]
         return parts
 
     def _texts_of_rows(self, rows: list[list[int]], phrases: list[Sequence[str]]) -> list[str]:
         if not any(phrases):
             return self.engine.translate_rows(rows)
-        assert isinstance(self.engine, TorchEngine)
-        tokenizer = self.engine.tokenizer
-        required = [[phrase_of(tokenizer, text) for text in of_one] for of_one in phrases]
-        return self.engine.constrained_rows(rows, Constraints(required))
+        required = [[phrase_of(self.tokenizer, text) for text in of_one] for of_one in phrases]
+        return self._torch_engine("constraints need").constrained_rows(rows, Constraints(required))
+
+    def _torch_engine(self, needs: str) -> TorchEngine:
+        """The engine; `needs` is the beginning of the message where it is another one."""
+        if not isinstance(self.engine, TorchEngine):
+            raise ValueError(f"{needs} --engine torch")
+        return self.engine
 
 
 def _aligned(

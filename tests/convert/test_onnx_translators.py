@@ -174,7 +174,7 @@ def test_an_int8_folder_is_close_to_float32(folder, int8_folder):
 
 
 def test_what_the_engine_onnx_cannot_do_is_refused(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"not an export for ONNX Runtime .*--format onnx"):
+    with pytest.raises(ValueError, match=r"is no export for ONNX: .*--format onnx"):
         Translator(tmp_path, engine="onnx")
     with pytest.raises(ValueError, match=r"does not change bad_words_ids, top_k; it has early"):
         Translator(folder, engine="onnx", top_k=3, bad_words_ids=[[3]])

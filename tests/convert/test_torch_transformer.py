@@ -295,7 +295,7 @@ def test_an_incomplete_file_is_an_error(tmp_path):
     ("options", "message"),
     [
         ({"heads": 5}, "d_model=12 is not a multiple of encoder_attention_heads=5"),
-        ({"pad_token_id": 40}, "pad_token_id=40 is outside the vocabulary"),
+        ({"pad_token_id": 40}, "pad_token_id=40: the vocabulary has the ids"),
         ({"activation_function": "rleu"}, "activation_function='rleu': choose one of"),
     ],
     ids=["heads", "pad", "activation"],

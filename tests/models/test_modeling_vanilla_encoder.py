@@ -245,7 +245,7 @@ def test_with_a_source_it_is_the_papers_decoder(implementation):
 
 def test_a_source_is_refused_where_there_is_no_attention_to_it():
     model = half_with(VanillaForCausalLM)
-    with pytest.raises(ValueError, match="build it with add_cross_attention=True"):
+    with pytest.raises(ValueError, match="needs a decoder with add_cross_attention=True"):
         model(input_ids=words(B, L), encoder_hidden_states=torch.randn(B, S, 12).double())
     assert not any("encoder_attn" in name for name, _ in model.named_parameters())
 

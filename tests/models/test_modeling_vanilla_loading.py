@@ -382,7 +382,7 @@ def edit_config(folder, **changes):
         ({"decoder_layers": 0}, "decoder_layers=0: give a positive number"),
         ({"vocab_size": "43"}, r"'vocab_size'.*expected int.*'43'"),
         ({"activation_function": "rely"}, "activation_function='rely': choose one of .*relu"),
-        ({"pad_token_id": 43}, "pad_token_id=43 is outside the vocabulary of 43 entries"),
+        ({"pad_token_id": 43}, "pad_token_id=43: the vocabulary has the ids 0 to 42"),
     ],
     ids=str,
 )

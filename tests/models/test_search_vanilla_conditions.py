@@ -481,7 +481,7 @@ def test_results_beyond_the_finished_hypotheses_are_those_of_transformers(model,
 def test_nan_logits_name_the_step(model, num_beams):
     with torch.no_grad():
         model.lm_head.weight[3] = float("nan")
-    with pytest.raises(ValueError, match=r"logits are NaN at step 1 of the search: a weight is"):
+    with pytest.raises(ValueError, match=r"logits are NaN at step 1: a weight is"):
         model.generate(**sources(3, 7), num_beams=num_beams)
 
 

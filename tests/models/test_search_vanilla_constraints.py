@@ -190,13 +190,13 @@ def test_what_cannot_be_met_is_named():
     ):
         model.generate(**batch, **settings, constraints=many)
     asked = Constraints([[], [Phrase([2, 3, 4], text="abc")]])
-    with pytest.raises(ValueError, match=r"that contains 'abc': raise .* bad_words_ids"):
+    with pytest.raises(ValueError, match=r"that contains 'abc': raise .* such as bad_words_ids"):
         model.generate(**batch, **settings, constraints=asked, bad_words_ids=[[3]])
-    with pytest.raises(ValueError, match="constraints of 2 sentences, but 1 are translated"):
+    with pytest.raises(ValueError, match="2 lists of constraints for 1 sentences: give one each"):
         model.generate(**sources(4), **settings, constraints=asked)
     with pytest.raises(ValueError, match="2 or more beams"):
         model.generate(**batch, max_new_tokens=4, num_beams=1, constraints=asked)
-    with pytest.raises(ValueError, match="constraints by beam search"):
+    with pytest.raises(ValueError, match="constraints beam search"):
         model.generate(**batch, **settings, constraints=asked, do_sample=True)
     with pytest.raises(ValueError, match="has no tokens"):
         model.generate(**batch, **settings, constraints=Constraints([[Phrase([])], []]))

@@ -7,7 +7,7 @@ import torch
 from lively import EOS, V, gnmt, lively_model, sources, spoken
 from reference import beam_search
 
-from hf_vanilla.models.search_vanilla_decoder import Ensemble
+from hf_vanilla.models.search_vanilla_decoder import Ensemble, joined_logits
 
 LONGEST = 7
 
@@ -89,10 +89,10 @@ def test_an_ensemble_of_equal_models_is_one_model():
 def test_models_that_do_not_fit_are_refused():
     (model,), batch = models(1), sources(4)
     other = lively_model(vocab_size=V + 2)
-    with pytest.raises(ValueError, match="vocab_size is 19 in one model of an ensemble and 21"):
+    with pytest.raises(ValueError, match="vocab_size is 19 and 21: give models of one"):
         model.generate(**batch, ensemble=Ensemble([other]))
     other = lively_model(eos_token_id=5)
-    with pytest.raises(ValueError, match="eos_token_id is 1 in one model of an ensemble and 5"):
+    with pytest.raises(ValueError, match="eos_token_id is 1 and 5"):
         model.generate(**batch, ensemble=Ensemble([other]))
     with pytest.raises(ValueError, match="in training mode"):
         model.generate(**batch, ensemble=Ensemble([lively_model().train()]))
@@ -107,12 +107,10 @@ def test_models_that_do_not_fit_are_refused():
 
 
 def test_the_mean_of_two_probabilities_by_hand():
-    from hf_vanilla.models.search_vanilla_decoder import EnsembleDecoder
-
     logits = [torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.5, 0.5]]).log()]
-    plain = EnsembleDecoder([], "probabilities")._joined(logits).exp()
+    plain = joined_logits(logits, "probabilities").exp()
     torch.testing.assert_close(plain, torch.tensor([[0.7, 0.3]]))
     geometric = [math.sqrt(0.45), math.sqrt(0.05)]
     expected = torch.tensor([[one / sum(geometric) for one in geometric]])
-    found = EnsembleDecoder([], "log_probabilities")._joined(logits).exp()
+    found = joined_logits(logits, "log_probabilities").exp()
     torch.testing.assert_close(found, expected)

@@ -17,6 +17,7 @@ from hf_vanilla.text.engines import (
     CTranslate2Engine,
     TorchEngine,
     import_ctranslate2,
+    most_new_tokens,
 )
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file
 from hf_vanilla.text.loading import load_translator
@@ -89,7 +90,7 @@ def test_ctranslate2_translates_a_file(exported, ours, tmp_path):
 def test_length_limit_equals_that_of_generate(exported, trained, changes, limits):
     """Of sources of 2 and 6 tokens; transformers' own limit is 20, its start token included."""
     engine = CTranslate2Engine(exported, **changes)
-    assert [engine._limit(tokens) for tokens in (2, 6)] == limits
+    assert [most_new_tokens(engine.decoding, tokens) for tokens in (2, 6)] == limits
 
 
 @pytest.mark.parametrize("beyond", [-3, -1, 0])
@@ -161,12 +162,12 @@ def test_an_option_that_ctranslate2_does_not_have_is_refused(exported):
 
 
 def test_each_engine_refuses_a_folder_of_the_other(exported, trained_run, tmp_path):
-    with pytest.raises(ValueError, match=r"not an export for CTranslate2 .*hf-vanilla export"):
+    with pytest.raises(ValueError, match="is no export for CTranslate2: use hf-vanilla export"):
         CTranslate2Engine(trained_run)
-    with pytest.raises(ValueError, match="is a model for CTranslate2: translate with --engine"):
+    with pytest.raises(ValueError, match="is a model for CTranslate2: add --engine"):
         load_translator(str(exported))
     (tmp_path / "decoder.onnx").touch()
-    with pytest.raises(ValueError, match="is a model for ONNX Runtime: translate with --engine"):
+    with pytest.raises(ValueError, match="is a model for ONNX Runtime: add --engine"):
         load_translator(str(tmp_path))
 
 

@@ -109,7 +109,7 @@ def test_impossible_values_of_fields_are_refused_with_a_remedy():
         ("length_penalty", "null", "give a number"),
         ("length_penalty_form", "[gnmt]", "choose one of gnmt, power"),
         ("max_tokens_beyond_source", "ten", "give a whole number"),
-        ("max_tokens_beyond_source", "null", "give max_length or max_new_tokens too"),
+        ("max_tokens_beyond_source", "null", "give max_length or max_new_tokens instead"),
         ("max_time", "ten", "give a positive number"),
         ("top_p", "2", "give a number from 0 to 1"),
         ("top_p", ".nan", "give a number from 0 to 1"),
@@ -199,7 +199,7 @@ def test_a_translator_of_two_equal_folders_translates_as_one(trained_run, traine
 def test_models_of_other_vocabularies_are_no_ensemble(trained_run):
     from hf_vanilla.text.loading import demo_model
 
-    with pytest.raises(ValueError, match="have different vocabularies: an ensemble needs"):
+    with pytest.raises(ValueError, match="have different vocabularies: give models of one"):
         Translator(str(trained_run), ensemble=[demo_model()])
     with pytest.raises(ValueError, match="an ensemble needs the engine torch"):
         Translator("x", engine="ctranslate2", ensemble=["y"])

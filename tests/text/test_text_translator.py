@@ -17,7 +17,7 @@ from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file
 from hf_vanilla.text.loading import demo_model
 from hf_vanilla.text.terminology import Terminology, phrase_of, read_terminology
-from hf_vanilla.text.text_translator import Piece, SentenceSplitter, TextTranslator
+from hf_vanilla.text.text_translator import Piece, SentenceSplitter, TextTranslator, joined
 from hf_vanilla.text.translator import Translator
 
 
@@ -66,10 +66,11 @@ def test_a_phrase_has_the_tokens_of_the_start_and_those_behind_a_word():
 
 
 def test_a_space_joins_translations_where_the_source_writes_none():
-    chinese = Piece("你好。", "")
-    assert chinese.separator_after("Hello.") == " "
-    assert chinese.separator_after("こんにちは。") == ""
-    assert Piece("Hello.", "\t").separator_after("你好。") == "\t"
+    chinese = [Piece("你好。", ""), Piece("再见。", "")]
+    assert joined(chinese, ["Hello.", "Bye."]) == "Hello. Bye."
+    assert joined(chinese, ["こんにちは。", "Bye."]) == "こんにちは。Bye."
+    english = [Piece("Hello.", "\t"), Piece("Bye.", "")]
+    assert joined(english, ["你好。", "再见。"]) == "你好。\t再见。"
 
 
 def test_who_asks_for_what_is_there_gets_the_translation_as_it_is(translator):
@@ -312,7 +313,7 @@ def test_options_that_do_not_go_together_are_refused():
         ({"format": "jsonl"}, "format='jsonl' needs --n_best or --alignments"),
         (
             {"ensemble_average": "log_probabilities"},
-            "ensemble_average='log_probabilities' needs several models: add --model",
+            "ensemble_average='log_probabilities' needs a second --model",
         ),
     ]
     for changes, message in cases:

@@ -123,7 +123,7 @@ def test_a_model_of_another_class_is_refused(files, trained, tmp_path):
 
 def test_int8_weights_are_refused(files, trained, tmp_path):
     quantize_folder(QuantizeOptions(model=str(trained), output=str(tmp_path / "int8")))
-    with pytest.raises(ValueError, match="give the float model that was quantized"):
+    with pytest.raises(ValueError, match="give the float model"):
         prepare(continued(tmp_path / "run", files, tmp_path / "int8"))
 
 

@@ -118,7 +118,7 @@ def test_a_line_that_the_tokenizer_refuses_becomes_empty_and_is_reported(trained
     assert [text.split(":")[0] for text in warnings] == [
         f"line {n} cannot be translated and becomes empty" for n in (12, 14)
     ]
-    assert "has bytes that are not UTF-8, or half of a surrogate pair: convert" in warnings[0]
+    assert "it is not valid UTF-8: convert" in warnings[0]
     assert warnings[1].endswith(": None is no text")
 
 

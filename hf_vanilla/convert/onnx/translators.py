@@ -98,14 +98,11 @@ def _faults(
         may_be_none = value is None and name == "forced_eos_token_id"
         reasons[f"{name}={value!r} (needed: one id)"] = not (isinstance(value, int) or may_be_none)
     # a tokenizer.json says all about a tokenizer whose class adds no code
-    used = type(tokenizer)
+    used, methods = type(tokenizer), ("_encode_plus", "_decode", "_convert_encoding")
     reasons[f"a {used.__name__}, whose code is not in tokenizer.json"] = any(
-        getattr(used, name, 0) is not getattr(TokenizersBackend, name) for name in _OF_BACKEND
+        getattr(used, name, 0) is not getattr(TokenizersBackend, name) for name in methods
     )
     return reasons
-
-
-_OF_BACKEND = ("_encode_plus", "_decode", "_convert_encoding")
 
 
 def written_decoding(model: VanillaForConditionalGeneration) -> GenerationConfig:
@@ -176,13 +173,12 @@ def empty_cache(model: VanillaForConditionalGeneration, batch: int, slots: int) 
 # --- graphs -------------------------------------------------------------------------------------
 
 
-def plain_attention(  # noqa: PLR0913 - transformers' attention interface
+def plain_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    dropout: float = 0.0,
     scaling: float = 1.0,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
