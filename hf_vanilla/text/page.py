@@ -7,10 +7,10 @@ about a visitor is stored.
 
 import copy
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hf_vanilla.app.page import Page
 from hf_vanilla.hub.card import public_name
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 
@@ -21,7 +21,7 @@ from .loading import demo_model_facts, output_size
 from .page_answer import answer_of_attention, answer_of_search, rounded
 from .page_search import MAX_BEAMS, MAX_NEW_TOKENS, MAX_SECONDS, read_search
 from .served_models import ServedModel, ServedModels, errors_of
-from .static_page import knowledge, page_files
+from .static_page import knowledge
 
 MAX_TOKENS = 512  # of a sentence
 CHARACTERS_PER_TOKEN = 20  # a longer text is refused without tokenizing it
@@ -172,11 +172,10 @@ class TextPage:
             raise ValueError("This translation is none of the model: translate again.")
         return ids
 
-    def page(self) -> Page:
-        """Its files and functions."""
+    def views(self) -> dict[str, Callable[[Any], Any]]:
+        """The functions by the names by which the script calls them."""
         calls = (self.load, self.translate, self.attend, self.inside)
-        views = {"start": lambda _: self.start(), **{call.__name__: call for call in calls}}
-        return Page(page_files({"engine": "service"}), views)
+        return {"start": lambda _: self.start(), **{call.__name__: call for call in calls}}
 
 
 def checked_text(text: str, max_tokens: int) -> str:

@@ -26,6 +26,7 @@ from .n_best import Hypothesis
 from .page import MAX_TOKENS, TextPage
 from .page_search import MAX_BEAMS
 from .served_models import ServedModel, ServedModels
+from .static_page import page_files
 from .text_translator import Piece, SentenceSplitter, joined, with_markup
 
 UNKNOWN = "und"  # the code of a language that no card states
@@ -486,7 +487,8 @@ def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served
     page = TextPage(*models, models_folder=settings.models_folder, dtype=settings.dtype)
     texts = TextService(page.models, models, worker, settings.max_batch_memory)
     return Served(
-        page.page(),
+        page_files({"engine": "service"}),
+        page.views(),
         {
             "/translate": texts.translate,
             "/detect": texts.detect,

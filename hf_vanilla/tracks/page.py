@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_vanilla.app.page import Page, Served, named_model, page_of_component, whole_number
+from hf_vanilla.app.page import Served, named_model, page_of_component, whole_number
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.families import entry_of
 from hf_vanilla.hub.card import public_name
@@ -182,15 +182,6 @@ class TracksPage:
         # (A, M, T): a displacement's weight belongs to the step at which it ends
         return SceneAttention(np.pad(looks, ((0, 0), (0, 0), (1, 0))), none, none)
 
-    def page(self) -> Page:
-        """Its files and functions."""
-        functions = {
-            "start": lambda _: self.start(),
-            "draw": self.draw,
-            "frame": lambda request: self.frame(request["scene"], request["frame"]),
-        }
-        return page_of_component(TITLE, Path(__file__).parent, functions)
-
 
 def path_in_steps(points: list[list[float]], steps: int) -> np.ndarray:
     """`(steps, 2)` points at equal distances along a path.
@@ -246,7 +237,13 @@ def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served
         }
 
     first = next(iter(pages.values()))
-    return Served(first.page(), {"/v1/forecast": worker.alone(forecast)})
+    views = {
+        "start": lambda _: first.start(),
+        "draw": first.draw,
+        "frame": lambda request: first.frame(request["scene"], request["frame"]),
+    }
+    files = page_of_component(TITLE, Path(__file__).parent)
+    return Served(files, views, {"/v1/forecast": worker.alone(forecast)})
 
 
 def checked_rows(rows: Any) -> list[tuple[int, str, float, float]]:
