@@ -55,19 +55,16 @@ def page_of_component(title: str, folder: Path, *, about: str | None = None) -> 
         folder: of the family.
         about: a line below the title; None: the component has its own title.
     """
-    heading = "" if about is None else f"<h1>{html.escape(title)}</h1>{message(about)}"
+    title, heading = html.escape(title), ""
+    if about is not None:
+        heading = f'<h1>{title}</h1><p class="message" dir="auto">{html.escape(about)}</p>'
     shell = Template(_text(HERE / SHELL)).substitute(
-        title=html.escape(title), heading=heading, component=_text(folder / "page.html")
+        title=title, heading=heading, component=_text(folder / "page.html")
     )
     script = "\n".join(
         ["(() => {", '"use strict";', _text(HERE / SCRIPT), _text(folder / "page.js"), "})();"]
     )
     return {INDEX: shell, "page.js": script, "page.css": _text(HERE / STYLE)}
-
-
-def message(text: str) -> str:
-    """A line of text as HTML, escaped."""
-    return f'<p class="message" dir="auto">{html.escape(text)}</p>'
 
 
 def _text(file: Path) -> str:

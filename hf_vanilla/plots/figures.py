@@ -286,16 +286,14 @@ def show_image(panel: Any, image: Any, weights: Any = None) -> None:
 
 # --- the figures by name, and their one command line ---------------------------------------------
 
-# figures of no task -> import strings of the function that draws it and of its options
-OF_NO_TASK: dict[str, tuple[str, str]] = {
-    "curves": ("hf_vanilla.plots.curves:plot_curves", "hf_vanilla.plots.curves:PlotCurvesOptions"),
-}
-
 
 def all_figures() -> dict[str, tuple[str, str]]:
     """Every figure by name, with the import strings of its function and of its options."""
-    of_tasks = {name: parts for entry in TASKS.values() for name, parts in entry.figures.items()}
-    return OF_NO_TASK | of_tasks
+    module = "hf_vanilla.plots.curves"
+    figures = {"curves": (f"{module}:plot_curves", f"{module}:PlotCurvesOptions")}
+    for entry in TASKS.values():
+        figures |= entry.figures
+    return figures
 
 
 def plot(choice: tuple[str, Any]) -> Path:
@@ -312,10 +310,11 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
         UsageError: there is no such figure, or an option is unknown or missing.
         ValueError: a value is impossible.
     """
+    figures = all_figures()
     if arguments and arguments[0] in ("-h", "--help"):
         lines = [
             f"  {name:12} {(load_part(options).__doc__ or '').splitlines()[0]}"
-            for name, (_, options) in all_figures().items()
+            for name, (_, options) in figures.items()
         ]
         parser = ArgumentParser(
             usage="%(prog)s FIGURE [options]; %(prog)s FIGURE --help",
@@ -324,8 +323,7 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
         )
         raise HelpShown(parser)
     if not arguments or arguments[0].startswith("-"):
-        raise UsageError(f"missing: which figure; first comes one of {', '.join(all_figures())}")
+        raise UsageError(f"missing: which figure; first comes one of {', '.join(figures)}")
     name = arguments[0].replace("-", "_")
-    figures = all_figures()
     check_names("figures", {name: None}, figures, error=UsageError)
     return name, parse_options(load_part(figures[name][1]), arguments[1:], chosen=arguments[0])

@@ -32,7 +32,6 @@ class TextPage:
 
     Args:
         models: folders or Hub ids; the first is loaded at once, and is that of the page.
-        max_tokens: maximum number of source tokens of a sentence.
         models_folder: folder whose models visitors can choose too, at any depth; None: none.
         dtype: numbers of the models, as for `Translator`.
 
@@ -41,15 +40,11 @@ class TextPage:
     """
 
     def __init__(
-        self,
-        *models: str,
-        max_tokens: int = MAX_TOKENS,
-        models_folder: str | None = None,
-        dtype: str | None = None,
+        self, *models: str, models_folder: str | None = None, dtype: str | None = None
     ) -> None:
         self.model = models[0]
         self.names = {public_name(name): name for name in models}  # visitors never see a folder
-        self.models_folder, self.max_tokens = models_folder, max_tokens
+        self.models_folder = models_folder
         self.models = ServedModels(len(models) + 1, dtype)
         decoding = self.models.load(self.model).model.generation_config
         self.beams = min(decoding.num_beams or 1, MAX_BEAMS)
@@ -146,9 +141,9 @@ class TextPage:
             ValueError: the text is blank or too long, or the model cannot be used.
         """
         name = self._name(request)
-        sentence = checked_text(str(request["text"]), self.max_tokens)
+        sentence = checked_text(str(request["text"]))
         served = self.models.load(name)
-        limit = min(self.max_tokens, served.tokenizer.model_max_length)
+        limit = min(MAX_TOKENS, served.tokenizer.model_max_length)
         length = len(served.tokenizer(sentence, verbose=False).input_ids)
         if length > limit:
             raise ValueError(
@@ -165,7 +160,7 @@ class TextPage:
         """
         decoding = served.model.generation_config
         beyond = getattr(decoding, "max_tokens_beyond_source", None) or 0
-        longest = 2 * min(self.max_tokens, served.tokenizer.model_max_length) + beyond
+        longest = 2 * min(MAX_TOKENS, served.tokenizer.model_max_length) + beyond
         most, size = max(longest, MAX_NEW_TOKENS), output_size(served.model)
         is_list = isinstance(ids, list) and 0 < len(ids) <= most
         if not is_list or not all(type(i) is int and 0 <= i < size for i in ids):
@@ -178,13 +173,13 @@ class TextPage:
         return {"start": lambda _: self.start(), **{call.__name__: call for call in calls}}
 
 
-def checked_text(text: str, max_tokens: int) -> str:
+def checked_text(text: str) -> str:
     """The text on one line, in valid Unicode: tokenizers refuse a lone half of a surrogate pair.
 
     Raises:
         ValueError: it is blank, or much too long.
     """
-    limit = max_tokens * CHARACTERS_PER_TOKEN
+    limit = MAX_TOKENS * CHARACTERS_PER_TOKEN
     if len(text) > limit:
         raise ValueError(
             f"The text has {len(text):,} characters; the limit is {limit:,}: give a shorter one."

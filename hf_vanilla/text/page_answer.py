@@ -16,16 +16,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from hf_vanilla.models.generation_vanilla import penalty_form, penalty_of
 
-from .alignments import AlignedWords
-from .attentions import (
-    CROSS,
-    DECODER,
-    ENCODER,
-    KINDS,
-    Attentions,
-    readable_tokens,
-    word_starts,
-)
+from .attentions import CROSS, DECODER, ENCODER, KINDS, Attentions, readable_tokens, word_starts
 from .n_best import Candidate, Hypothesis
 
 ALTERNATIVES = 5  # tokens listed beside each one that was chosen
@@ -96,14 +87,14 @@ def _step(
 
 
 def answer_of_attention(
-    attentions: Attentions, tokenizer: PreTrainedTokenizerBase, words: AlignedWords | None
+    attentions: Attentions, tokenizer: PreTrainedTokenizerBase, words: dict[str, Any] | None
 ) -> dict[str, Any]:
     """All weights with the tokens of both axes, what each head does, probabilities, aligned words.
 
     Args:
         attentions: of a sentence and a translation.
         tokenizer: of the model.
-        words: of both, aligned; None: the tokenizer has a vocabulary per language.
+        words: of `aligned_words`.
     """
     kinds = {}
     for kind in KINDS:
@@ -120,7 +111,7 @@ def answer_of_attention(
     return {
         "kinds": kinds,
         "steps": _probabilities(attentions, tokenizer),
-        "words": None if words is None else {**vars(words), "head": vars(words.head)},
+        "words": words,
         "directions": [direction(attentions.source), direction(attentions.target)],
     }
 

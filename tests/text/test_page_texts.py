@@ -23,8 +23,8 @@ SENTENCE = "three one four"
 
 @pytest.fixture
 def ask(trained_run):
-    def ask(text, name=trained_run, max_tokens=40, **changes):
-        page = TextPage(str(name), max_tokens=max_tokens)
+    def ask(text, name=trained_run, **changes):
+        page = TextPage(str(name))
         return page.translate({"text": text, "beams": 2, **changes})
 
     return ask
@@ -104,12 +104,12 @@ def test_a_length_that_the_model_does_not_reach_is_refused(ask, trained_run):
         ask("two", lengths=lengths)
     (first, _) = ids_of(ask("two", lengths={**lengths, "max_new_tokens": "410"}))
     assert len(first) > 400
-    page = TextPage(str(trained_run), max_tokens=40)
+    page = TextPage(str(trained_run))
     assert len(page.attend({"text": "two", "ids": first})["steps"]) == len(first)
 
 
 def test_ids_that_are_no_translation_are_refused(trained_run):
-    page = TextPage(str(trained_run), max_tokens=40)
+    page = TextPage(str(trained_run))
     for ids in [[], [-1], [10**9], ["1"], [True], [1] * 5000, "12", None, [[1]]]:
         with pytest.raises(ValueError, match="This translation is none of the model"):
             page.attend({"text": SENTENCE, "ids": ids})
@@ -154,7 +154,7 @@ def test_a_model_whose_output_layer_is_its_table_attends_to_a_translation(traine
     config = FSMTConfig(langs=["en", "de"], max_position_embeddings=64, **sides, **ids, **sizes)
     FSMTForConditionalGeneration(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    page = TextPage(str(tmp_path), max_tokens=40)
+    page = TextPage(str(tmp_path))
     assert len(page.attend({"text": SENTENCE, "ids": [3, 4]})["steps"]) == 2
     with pytest.raises(ValueError, match="This translation is none of the model"):
         page.attend({"text": SENTENCE, "ids": [len(tokenizer)]})
@@ -169,17 +169,18 @@ def test_a_blank_text_is_refused(ask, text):
         ask(text)
 
 
-def test_a_text_of_too_many_tokens_is_refused_with_their_number(ask, trained):
+def test_a_text_of_too_many_tokens_is_refused_with_their_number(ask, trained, monkeypatch):
+    monkeypatch.setattr(page_module, "MAX_TOKENS", 13)
     text = "one " * 30
     count = len(trained[1](text).input_ids)
     with pytest.raises(ValueError, match=f"has {count} tokens; the limit is 13"):
-        ask(text, max_tokens=13)
+        ask(text)
 
 
 def test_a_text_beyond_the_tokenizers_limit_is_refused(ask, trained):
     assert trained[1].model_max_length == 40
     with pytest.raises(ValueError, match="the limit is 40"):
-        ask("x " * 41, max_tokens=500)
+        ask("x " * 41)
 
 
 def test_a_huge_text_is_refused_before_its_model_is_loaded(trained_run, monkeypatch):

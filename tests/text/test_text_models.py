@@ -80,7 +80,7 @@ def test_an_empty_name_is_reported(name):
 
 def test_visitors_at_once_get_the_results_of_one_visitor(copied, trained_run, trained):
     expected = dict(zip(SENTENCES, translate(*trained, SENTENCES), strict=True))
-    page = TextPage(str(trained_run), str(copied), max_tokens=40)
+    page = TextPage(str(trained_run), str(copied))
     beams = trained[0].generation_config.num_beams
 
     def visit(turn):

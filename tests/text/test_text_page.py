@@ -30,7 +30,7 @@ SENTENCE = "three one four"
 
 @pytest.fixture(scope="module")
 def page(trained_run):
-    return TextPage(str(trained_run), max_tokens=40)
+    return TextPage(str(trained_run))
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_the_words_are_aligned_by_the_head_that_is_saved_with_the_model(trained_
     model = shutil.copytree(trained_run, tmp_path / "model")
     best = {"layer": 0, "head": 1, "is_next": True}
     (model / "alignment.json").write_text(json.dumps({"best": best}))
-    own = TextPage(str(model), max_tokens=40)
+    own = TextPage(str(model))
     asked = {"model": "model", "text": "two six", "beams": 2}
     found = own.translate(asked)
     assert found["attention"]["words"]["head"] == best
