@@ -366,15 +366,10 @@ def token_shares(
         text: raw.
         spans: the parts in their order, as characters from and to.
     """
-    part_of: list[int | None] = []  # by character that is not white space
-    part = 0
-    for place, character in enumerate(text):
-        if character.isspace():
-            continue
-        while part < len(spans) and spans[part][1] <= place:
-            part += 1
-        is_inside = part < len(spans) and spans[part][0] <= place
-        part_of.append(part if is_inside else None)
+    owners = {
+        place: part for part, (first, last) in enumerate(spans) for place in range(first, last)
+    }
+    part_of = [owners.get(place) for place, sign in enumerate(text) if not sign.isspace()]
     shares, seen = torch.zeros(len(ids), len(spans)), 0
     for number in range(len(ids)):
         decoded = tokenizer.decode(ids[: number + 1], skip_special_tokens=True)

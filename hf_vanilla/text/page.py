@@ -7,7 +7,6 @@ about a visitor is stored.
 
 import copy
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ class TextPage:
         decoding = self.models.load(self.model).model.generation_config
         self.beams = min(decoding.num_beams or 1, MAX_BEAMS)
 
-    def start(self) -> dict[str, Any]:
+    def start(self, _: Any = None) -> dict[str, Any]:
         """What the script needs at the start."""
         examples = demo_model_facts(self.model).get("examples", [])
         return {
@@ -166,11 +165,6 @@ class TextPage:
         if not is_list or not all(type(i) is int and 0 <= i < size for i in ids):
             raise ValueError("This translation is none of the model: translate again.")
         return ids
-
-    def views(self) -> dict[str, Callable[[Any], Any]]:
-        """The functions by the names by which the script calls them."""
-        calls = (self.load, self.translate, self.attend, self.inside)
-        return {"start": lambda _: self.start(), **{call.__name__: call for call in calls}}
 
 
 def checked_text(text: str) -> str:

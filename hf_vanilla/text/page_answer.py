@@ -106,7 +106,7 @@ def answer_of_attention(
             "words": [word_starts(queries), word_starts(keys)],
             "shape": list(weights.shape),
             "weights": base64.b64encode((weights * 255).round().byte().numpy().tobytes()).decode(),
-            "patterns": head_patterns(weights, kind),
+            "patterns": [[head_pattern(head, kind) for head in layer] for layer in weights],
         }
     return {
         "kinds": kinds,
@@ -161,11 +161,11 @@ def rounded(value: Any) -> Any:
     return round(value, DIGITS) if math.isfinite(value) else None
 
 
-def head_patterns(weights: Tensor, kind: str) -> list[list[dict[str, Any]]]:
-    """The pattern of every layer and head.
+def head_pattern(weights: Tensor, kind: str) -> dict[str, Any]:
+    """The pattern of one head.
 
     Args:
-        weights: `(layers, H, Q, K)`, rows sum to 1.
+        weights: `(Q, K)`, rows sum to 1.
         kind: of attention, one of `KINDS`.
 
     Returns:
@@ -175,11 +175,6 @@ def head_patterns(weights: Tensor, kind: str) -> list[list[dict[str, Any]]]:
         pattern, the largest share of any. `entropy` of the weights of a query, in bits, mean over
         the queries.
     """
-    return [[_pattern(head, kind) for head in layer] for layer in weights]
-
-
-def _pattern(weights: Tensor, kind: str) -> dict[str, Any]:
-    """The pattern of one head, `(Q, K)`."""
     # at its first step, a decoder has only the start token to attend to
     first = int(kind == DECODER and len(weights) > 1)
     weights = weights[first:]

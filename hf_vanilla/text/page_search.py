@@ -115,16 +115,17 @@ def filled_in(wanted: Fields, texts: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a text is no number or one out of range.
     """
-    filled = {name: str(texts.get(name, "")).strip() for name in wanted}
-    return {name: _number(text, *wanted[name]) for name, text in filled.items() if text}
-
-
-def _number(text: str, called: str, number: type, least: float, most: float) -> Any:
-    try:
-        value = number(text)
-    except ValueError:
-        value = None
-    if value is None or not least <= value <= most:  # NaN is not within
-        wanted = "a whole number" if number is int else "a number"
-        raise ValueError(f"The {called} is {text[:40]!r}: give {wanted} from {least} to {most}.")
-    return value
+    found = {}
+    for name, (called, number, least, most) in wanted.items():
+        text = str(texts.get(name, "")).strip()
+        if not text:
+            continue
+        try:
+            value = number(text)
+        except ValueError:
+            value = None
+        if value is None or not least <= value <= most:  # NaN is not within
+            kind = "a whole number" if number is int else "a number"
+            raise ValueError(f"The {called} is {text[:40]!r}: give {kind} from {least} to {most}.")
+        found[name] = value
+    return found

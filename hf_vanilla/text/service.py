@@ -18,7 +18,6 @@ from hf_vanilla.app.page import Served, named_model, whole_number
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.hub.card import languages_of, public_name
 
-from .alignments import Links
 from .decoding import doubt, is_readable
 from .engines import TorchEngine, check_memory_limit
 from .markup import Markup, take_out
@@ -40,6 +39,7 @@ BLOCK = re.compile(
     r"|header|hr|li|main|nav|ol|p|pre|section|t(?:able|body|d|foot|h|head|r)|ul)\b[^<>]*>)\s*)+)",
     re.IGNORECASE | re.DOTALL,
 )
+VIEWS = ("start", "load", "translate", "attend", "inside")  # of `TextPage`
 MOST_CHARACTERS = 20_000  # of the texts of a request
 MOST_TEXTS, MOST_SENTENCES = 256, 512
 NAMES = {
@@ -59,31 +59,10 @@ UNCLOSED = {
 # --- batches -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Translated:
-    """One sentence in the n best ways.
-
-    Attributes:
-        source: the sentence, with its markup.
-        hypotheses: best first, with the markup of the sentence.
-        links: of the words of the sentence and those of the best; None: not requested.
-        doubt: why the best is probably wrong.
-    """
-
-    source: str
-    hypotheses: list[Hypothesis]
-    links: Links | None = None
-    doubt: str | None = None
-
-    def json(self) -> dict[str, Any]:
-        """For an answer."""
-        found = {
-            "source": self.source,
-            "translation": self.hypotheses[0].text,
-            "hypotheses": [{"text": one.text, "score": one.score} for one in self.hypotheses],
-            "doubt": self.doubt,
-        }
-        return found if self.links is None else {**found, "alignment": self.links}
+# a sentence in the n best ways, for an answer: `source` with its markup; `translation`, the best;
+# `hypotheses`, best first, each with `text` and `score`; `doubt`, why the best is probably wrong;
+# `alignment`, links of the words of the sentence and those of the best, where requested
+Translated = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -139,14 +118,20 @@ class BatchSearch:
                 )
         lists = engine.n_best_rows([sentence.ids for sentence in sentences], self.n)
         _put_markup(served, sentences, lists)
-        links: Sequence[Links | None] = [None] * len(sentences)
-        if self.has_links:
-            pairs = [(one.text, found[0].text) for one, found in zip(sentences, lists, strict=True)]
-            links = served.aligner().align(pairs)
-        return [
-            Translated(one.text, found, of_one, doubt(one.ids, found[0].text, served.fragments))
-            for one, found, of_one in zip(sentences, lists, links, strict=True)
+        answers: list[Translated] = [
+            {
+                "source": one.text,
+                "translation": found[0].text,
+                "hypotheses": [{"text": each.text, "score": each.score} for each in found],
+                "doubt": doubt(one.ids, found[0].text, served.fragments),
+            }
+            for one, found in zip(sentences, lists, strict=True)
         ]
+        if self.has_links:
+            pairs = [(one["source"], one["translation"]) for one in answers]
+            for one, links in zip(answers, served.aligner().align(pairs), strict=True):
+                one["alignment"] = links
+        return answers
 
 
 def _put_markup(
@@ -334,7 +319,7 @@ class TextService:
         answers = [
             {
                 "translation": _text_of(blocks, found, 0),
-                "sentences": [found[at].json() for at in _numbers(blocks)],
+                "sentences": [found[at] for at in _numbers(blocks)],
             }
             for blocks in plan
         ]
@@ -391,7 +376,7 @@ async def _streamed(
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for future in (one for one in futures if one in done):
-                yield {**positions[future], **future.result().json()}
+                yield {**positions[future], **future.result()}
     finally:
         for future in waiting:
             future.cancel()
@@ -408,8 +393,8 @@ def _text_of(blocks: Plan, found: Sequence[Translated], rank: int) -> str:
         if isinstance(block, str):
             text += block
             continue
-        lists = [found[at].hypotheses for _, at in block]
-        chosen = [(one[rank] if rank < len(one) else one[0]).text for one in lists]
+        lists = [found[at]["hypotheses"] for _, at in block]
+        chosen = [(one[rank] if rank < len(one) else one[0])["text"] for one in lists]
         text += joined([piece for piece, _ in block], chosen)
     return text
 
@@ -488,7 +473,7 @@ def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served
     texts = TextService(page.models, models, worker, settings.max_batch_memory)
     return Served(
         page_files({"engine": "service"}),
-        page.views(),
+        {name: getattr(page, name) for name in VIEWS},
         {
             "/translate": texts.translate,
             "/detect": texts.detect,

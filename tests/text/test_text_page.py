@@ -37,7 +37,7 @@ def page(trained_run):
 def ask(page):
     def ask(function="translate", **changes):
         asked = {"model": "trained", "text": SENTENCE, "beams": 3, **changes}
-        found = page.views()[function](asked)
+        found = getattr(page, function)(asked)
         json.dumps(found, allow_nan=False)
         return found
 
@@ -189,7 +189,7 @@ def test_the_vectors_of_a_layer_are_sent(ask):
 def test_what_cannot_be_answered_is_one_line(page, function, changes, problem):
     asked = {"model": "trained", "text": SENTENCE, "beams": 3, **changes}
     with pytest.raises(ValueError, match=rf"^[^\n]*{re.escape(problem)}[^\n]*$"):
-        page.views()[function](asked)
+        getattr(page, function)(asked)
 
 
 def test_visitors_read_no_folder_outside_the_given_one(trained_run, tmp_path, monkeypatch):
