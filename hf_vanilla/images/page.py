@@ -32,18 +32,6 @@ DRAWN_SIDE = 512  # longest side of a drawing in pixels
 SCALE = 10**6  # weights are sent as integers, which keeps the answer small
 
 
-def about(name: str, classifier: Classifier) -> str:
-    """One line about a model: its size, labels, layers, heads and image size."""
-    model = classifier.model
-    config = model.config
-    height, width = config.image_height_width
-    return (
-        f"{name}: {model.num_parameters() / 1e6:.2f} million parameters, "
-        f"{config.num_labels:,} labels, {config.encoder_layers} layers, "
-        f"{config.encoder_attention_heads} heads, {height} x {width} pixels"
-    )
-
-
 def look(classifier: Classifier, picture: str, *, is_drawn: bool) -> dict[str, Any]:
     """The best labels of a picture, and which patches the class token attends to.
 
@@ -113,6 +101,13 @@ def open_service(models: Sequence[str], _settings: Any, worker: Worker) -> Serve
         (guesses,) = classifier.guesses([received_picture(str(body.get("image")))], top_k=top_k)
         return {"labels": [vars(guess) for guess in guesses]}
 
-    files = page_of_component(TITLE, Path(__file__).parent, about=about(name, first))
+    config = first.model.config
+    height, width = config.image_height_width
+    about = (
+        f"{name}: {first.model.num_parameters() / 1e6:.2f} million parameters, "
+        f"{config.num_labels:,} labels, {config.encoder_layers} layers, "
+        f"{config.encoder_attention_heads} heads, {height} x {width} pixels"
+    )
+    files = page_of_component(TITLE, Path(__file__).parent, about=about)
     calls = {"/v1/classify": worker.alone(classify)}
     return Served(files, {"look": shown}, calls, most_bytes=REQUEST_BYTES)

@@ -29,17 +29,6 @@ SHOWN_PIXELS = 960  # longest side of the picture that is sent back
 MOST_POSITIONS = 2500  # of the feature map; the weights of the encoder are their square
 
 
-def about(name: str, detector: Detector) -> str:
-    """One line about a model: its size, classes, queries and layers."""
-    model = detector.model
-    config = model.config
-    return (
-        f"{name}: {model.num_parameters() / 1e6:.2f} million parameters, "
-        f"{config.num_labels:,} classes, {config.num_queries} queries, "
-        f"{config.encoder_layers} + {config.decoder_layers} layers"
-    )
-
-
 def look(detector: Detector, picture: str) -> dict[str, Any]:
     """The objects of a picture, and the attention weights of the last layers.
 
@@ -94,7 +83,13 @@ def open_service(models: Sequence[str], _settings: Any, worker: Worker) -> Serve
         (found,) = detector.detect([received_picture(str(body.get("image")))])
         return {"objects": found.above(threshold).entries(detector.label_names)}
 
-    files = page_of_component(TITLE, Path(__file__).parent, about=about(name, first))
+    config = first.model.config
+    about = (
+        f"{name}: {first.model.num_parameters() / 1e6:.2f} million parameters, "
+        f"{config.num_labels:,} classes, {config.num_queries} queries, "
+        f"{config.encoder_layers} + {config.decoder_layers} layers"
+    )
+    files = page_of_component(TITLE, Path(__file__).parent, about=about)
     views = {"look": lambda request: look(first, str(request.get("picture")))}
     calls = {"/v1/detect": worker.alone(detect)}
     return Served(files, views, calls, most_bytes=REQUEST_BYTES)

@@ -104,7 +104,6 @@ def write_page(options: PageOptions) -> Path:
         output = check_output_file(options.output, overwrite=options.overwrite)
         with tempfile.TemporaryDirectory() as saved:
             write_text(output, _single_file(options, Path(saved)))
-        files = [output]
     else:
         output, own = Path(options.output), "'self'"
         policy = POLICY.format(script=own, style=own, worker=own, connect=own)
@@ -117,7 +116,7 @@ def write_page(options: PageOptions) -> Path:
                 (folder / name).write_bytes((VIEWS / name).read_bytes())
             for name in ENGINE_FILES:
                 (folder / "engine" / name).write_bytes((ENGINE / name).read_bytes())
-        files = [one for one in output.rglob("*") if one.is_file()]
+    files = [one for one in (output, *output.rglob("*")) if one.is_file()]
     logger.info("%s: %.2f MB", output, sum(one.stat().st_size for one in files) / 1e6)
     return output
 

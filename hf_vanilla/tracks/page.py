@@ -170,17 +170,17 @@ class TracksPage:
     ) -> SceneAttention:
         """Weights of each agent; `own` is `(A, M, T)`, and M = 0 where the model records none."""
         count, steps = mask.shape
-        modes = getattr(self.model.config, "num_modes", 0)
-        none = np.zeros((count, 0))
         if has_scene_attention(self.model):
+            modes = getattr(self.model.config, "num_modes", 0)
             found = attention_in_scene(self.model, past, mask, [road] * count, known)
             own = np.repeat(found.own[:, None], modes, axis=1)  # the same for all futures
             return SceneAttention(own, found.others, found.lanes)
         looks = attention_of_modes(self.model, past, mask)
         if looks is None:
-            return SceneAttention(np.zeros((count, 0, steps)), none, none)
+            looks = np.zeros((count, 0, steps - 1))
         # (A, M, T): a displacement's weight belongs to the step at which it ends
-        return SceneAttention(np.pad(looks, ((0, 0), (0, 0), (1, 0))), none, none)
+        own, none = np.pad(looks, ((0, 0), (0, 0), (1, 0))), np.zeros((count, 0))
+        return SceneAttention(own, none, none)
 
 
 def path_in_steps(points: list[list[float]], steps: int) -> np.ndarray:

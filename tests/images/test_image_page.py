@@ -16,7 +16,7 @@ from hf_vanilla.app import page as shared
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import load_classifier, patch_attention
-from hf_vanilla.images.page import about, centred, look
+from hf_vanilla.images.page import centred, look
 from hf_vanilla.serve import Settings, served_by
 
 HOSTILE = "<img src=x onerror=\"window.broken='tag'\">"
@@ -139,8 +139,9 @@ def test_too_many_bytes_are_refused_before_they_are_decoded(classifier, monkeypa
         look(classifier, "data:image/png;base64," + "A" * 2**21, is_drawn=False)
 
 
-def test_the_line_about_the_model(classifier):
-    assert "7 labels, 2 layers, 3 heads, 15 x 20 pixels" in about("mine", classifier)
+def test_the_line_about_the_model(folder):
+    index = served_by([str(folder)], Settings(), Worker()).files["index.html"]
+    assert "7 labels, 2 layers, 3 heads, 15 x 20 pixels" in index
 
 
 # --- in a browser ------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from PIL import Image
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.objects import page as objects_page
 from hf_vanilla.objects.detector import load_detector, object_attention
-from hf_vanilla.objects.page import about, look
+from hf_vanilla.objects.page import look
 from hf_vanilla.serve import Settings, served_by
 
 HOSTILE = "<img src=x onerror=\"window.broken='tag'\">"
@@ -103,8 +103,9 @@ def test_what_is_no_picture_is_one_line(detector, url):
         look(detector, url)
 
 
-def test_the_line_about_the_model(detector):
-    assert "4 classes, 7 queries, 1 + 2 layers" in about("mine", detector)
+def test_the_line_about_the_model(folder):
+    index = served_by([str(folder)], Settings(), Worker()).files["index.html"]
+    assert "4 classes, 7 queries, 1 + 2 layers" in index
 
 
 # --- in a browser ------------------------------------------------------------------------------
