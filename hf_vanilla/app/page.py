@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 HERE = Path(__file__).parent
-SHELL, SCRIPT, STYLE = "shell.html", "component.js", "app.css"
 INDEX = "index.html"
 MOST_BYTES = 30 * 2**20  # of a picture that a visitor sends
 REQUEST_BYTES = 42 * 2**20  # of a request with one in base64
@@ -58,13 +57,12 @@ def page_of_component(title: str, folder: Path, *, about: str | None = None) -> 
     title, heading = html.escape(title), ""
     if about is not None:
         heading = f'<h1>{title}</h1><p class="message" dir="auto">{html.escape(about)}</p>'
-    shell = Template(_text(HERE / SHELL)).substitute(
+    shell = Template(_text(HERE / "shell.html")).substitute(
         title=title, heading=heading, component=_text(folder / "page.html")
     )
-    script = "\n".join(
-        ["(() => {", '"use strict";', _text(HERE / SCRIPT), _text(folder / "page.js"), "})();"]
-    )
-    return {INDEX: shell, "page.js": script, "page.css": _text(HERE / STYLE)}
+    scripts = _text(HERE / "component.js"), _text(folder / "page.js")
+    script = "\n".join(["(() => {", '"use strict";', *scripts, "})();"])
+    return {INDEX: shell, "page.js": script, "page.css": _text(HERE / "app.css")}
 
 
 def _text(file: Path) -> str:

@@ -46,6 +46,9 @@ RETRY_SECONDS = 2  # after which a refused client asks again
 MOST_CONNECTIONS = 2048
 MOST_FIELDS = 1000  # of a form
 CLIENT_LEFT = 499  # the status in the metrics
+VIEWS = "/v1/view/"  # what the page asks for
+# what a view does not understand is the visitor's mistake
+MISREAD = (AttributeError, IndexError, KeyError, OverflowError, TypeError)
 NOT_UNDERSTOOD = "The request is not one of this service: load the page again."
 
 
@@ -127,10 +130,8 @@ def application(served: Served, worker: Worker, access: Access) -> Starlette:
         access: who may ask.
     """
     metrics = Metrics(worker)
-    views = {
-        f"/v1/view/{name}": _view(name, worker.alone(view)) for name, view in served.views.items()
-    }
-    calls = {
+    views = {VIEWS + name: worker.alone(view) for name, view in served.views.items()}
+    endpoints = {
         path: _endpoint(path, call, access, metrics)
         for path, call in {**views, **served.calls}.items()
     }
@@ -142,7 +143,7 @@ def application(served: Served, worker: Worker, access: Access) -> Starlette:
                 Route(path, lambda _, fact=fact: answer(fact()))
                 for path, fact in served.facts.items()
             ),
-            *(Route(path, call, methods=["POST"]) for path, call in calls.items()),
+            *(Route(path, one, methods=["POST"]) for path, one in endpoints.items()),
             *(
                 Route("/" if name == INDEX else f"/{name}", _file(name, partial(str, text), access))
                 for name, text in served.files.items()
@@ -186,19 +187,6 @@ def _file(name: str, text: Callable[[], str], access: Access) -> Callable[[Reque
     return file
 
 
-def _view(name: str, call: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-    """A function of the page; what it does not understand is the visitor's mistake."""
-
-    async def view(value: Any) -> Any:
-        try:
-            return await call(value)
-        except (AttributeError, IndexError, KeyError, OverflowError, TypeError) as error:
-            logger.warning("a request to %s was not understood: %r", name, error)
-            raise ValueError(NOT_UNDERSTOOD) from None
-
-    return view
-
-
 def _endpoint(
     path: str, call: Callable[[Any], Awaitable[Any]], access: Access, metrics: Metrics
 ) -> Callable[[Request], Awaitable[Response]]:
@@ -211,6 +199,9 @@ def _endpoint(
         except ClientDisconnect:
             response = Response(status_code=CLIENT_LEFT)
         except Exception as error:
+            if path.startswith(VIEWS) and isinstance(error, MISREAD):
+                logger.warning("a request to %s was not understood: %r", path, error)
+                error = ValueError(NOT_UNDERSTOOD)
             response = error_answer(error)
             if response.status_code >= 500:
                 logger.exception("a request to %s failed", path)

@@ -14,7 +14,7 @@ from hf_vanilla.hub.card import public_name
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 
 from .alignments import aligned_words, saved_head
-from .attentions import Attentions, attentions, layer_steps
+from .attentions import attentions, layer_steps
 from .decoding import doubt
 from .loading import demo_model_facts, output_size
 from .page_answer import answer_of_attention, answer_of_search, rounded
@@ -84,8 +84,6 @@ class TextPage:
                 "text, or fewer beams."
             )
         search.check(found)
-        with errors_of(served.name):
-            seen = attentions(model, tokenizer, sentence, translation=found[0].ids)
         settings = copy.copy(model.generation_config)
         settings.length_penalty = search.lengths.get("length_penalty", settings.length_penalty)
         source = tokenizer(sentence, verbose=False).input_ids
@@ -93,7 +91,7 @@ class TextPage:
             "sentence": sentence,
             **answer_of_search(found, steps, settings, tokenizer),
             "hasLayers": isinstance(model, VanillaForConditionalGeneration),
-            "attention": _shown_attention(served, sentence, seen),
+            "attention": _attention(served, sentence, found[0].ids),
             "model": str(request.get("model") or "").strip() or public_name(self.model),
             "doubt": doubt(source, found[0].text, served.fragments),
         }
@@ -101,10 +99,7 @@ class TextPage:
     def attend(self, request: dict[str, Any]) -> dict[str, Any]:
         """Attention of the `text` and the translation `ids`; see `answer_of_attention`."""
         served, sentence = self._asked(request)
-        ids = self._checked_ids(served, request["ids"])
-        with errors_of(served.name):
-            seen = attentions(served.model, served.tokenizer, sentence, translation=ids)
-        return _shown_attention(served, sentence, seen)
+        return _attention(served, sentence, self._checked_ids(served, request["ids"]))
 
     def inside(self, request: dict[str, Any]) -> dict[str, Any]:
         """The vectors at a `kind`, `layer`, `head` and `token`, rounded; see `LayerSteps`."""
@@ -134,13 +129,22 @@ class TextPage:
         raise ValueError(f"{wanted}: there is no such model here: give {' or '.join(self.names)}.")
 
     def _asked(self, request: dict[str, Any]) -> tuple[ServedModel, str]:
-        """The model of a request and the sentence in its text, which may be anything.
+        """The model of a request, and its text, which may be anything, as one line of Unicode.
 
         Raises:
             ValueError: the text is blank or too long, or the model cannot be used.
         """
-        name = self._name(request)
-        sentence = checked_text(str(request["text"]))
+        name, text = self._name(request), str(request["text"])
+        most = MAX_TOKENS * CHARACTERS_PER_TOKEN
+        if len(text) > most:
+            raise ValueError(
+                f"The text has {len(text):,} characters; the limit is {most:,}: give a shorter one."
+            )
+        # tokenizers refuse a lone half of a surrogate pair
+        valid = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        sentence = " ".join(valid.splitlines())
+        if not sentence.strip():
+            raise ValueError("There is no text: type a sentence.")
         served = self.models.load(name)
         limit = min(MAX_TOKENS, served.tokenizer.model_max_length)
         length = len(served.tokenizer(sentence, verbose=False).input_ids)
@@ -167,31 +171,14 @@ class TextPage:
         return ids
 
 
-def checked_text(text: str) -> str:
-    """The text on one line, in valid Unicode: tokenizers refuse a lone half of a surrogate pair.
+def _attention(served: ServedModel, sentence: str, ids: list[int]) -> dict[str, Any]:
+    """The attention of a sentence and the ids of a translation, with their aligned words.
 
     Raises:
-        ValueError: it is blank, or much too long.
-    """
-    limit = MAX_TOKENS * CHARACTERS_PER_TOKEN
-    if len(text) > limit:
-        raise ValueError(
-            f"The text has {len(text):,} characters; the limit is {limit:,}: give a shorter one."
-        )
-    valid = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    sentence = " ".join(valid.splitlines())
-    if not sentence.strip():
-        raise ValueError("There is no text: type a sentence.")
-    return sentence
-
-
-def _shown_attention(served: ServedModel, sentence: str, seen: Attentions) -> dict[str, Any]:
-    """The attention of a sentence and a translation, with their aligned words.
-
-    Raises:
-        ValueError: the file of the model's alignment head is damaged, or names a head that the
-            model does not have.
+        ValueError: the model fails, or the file of its alignment head is damaged or names a head
+            that the model does not have.
     """
     with errors_of(served.name):
+        seen = attentions(served.model, served.tokenizer, sentence, translation=ids)
         words = aligned_words(seen, served.tokenizer, sentence, saved_head(served.name))
     return answer_of_attention(seen, served.tokenizer, words)

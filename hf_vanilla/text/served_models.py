@@ -83,18 +83,15 @@ class ServedModels:
             return ServedModel(name, model, tokenizer, description, fragment_ids(tokenizer))
 
 
-def one_line(error: Exception) -> str:
-    """The message of an error on one line, shortened to `MAX_MESSAGE` characters."""
-    message = " ".join(str(error).split()) or type(error).__name__
-    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
-
-
 @contextmanager
 def errors_of(name: str, what: str = "") -> Iterator[None]:
-    """Report any error of a model, which may be anyone's, as a ValueError of one line."""
+    """Report any error of a model, which may be anyone's, as a ValueError of one short line."""
     try:
         yield
     except Exception as error:
-        reason = one_line(error).replace(name, public_name(name))
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if len(reason) > MAX_MESSAGE:
+            reason = f"{reason[:MAX_MESSAGE]}…"
+        reason = reason.replace(name, public_name(name))
         what = what or f"{public_name(name)} failed at this text:"
         raise ValueError(f"{what} {reason}") from error

@@ -28,7 +28,7 @@ from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
 from hf_vanilla.options import Options, option
 
 from .alignments import saved_head
-from .loading import demo_model, demo_model_facts, load_translator
+from .loading import DTYPES, demo_model, demo_model_facts, load_translator
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,6 @@ MODEL_FILES = (
     "model.safetensors",
 )
 TITLE = "Attention Is All You Need: watch it translate"
-DTYPES = ("bfloat16", "int8", "float32")
 # what the engine computes; the engine refuses the rest too
 ACTIVATIONS = ("relu", "tanh", "silu", "swish", "gelu_new", "gelu_pytorch_tanh")
 SETTINGS = {

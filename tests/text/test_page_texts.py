@@ -15,7 +15,7 @@ from hf_vanilla.text import page_search, served_models
 from hf_vanilla.text.attentions import CROSS, attentions
 from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.page import TextPage
-from hf_vanilla.text.served_models import MAX_MESSAGE, ServedModels, one_line
+from hf_vanilla.text.served_models import MAX_MESSAGE, ServedModels, errors_of
 from hf_vanilla.text.translator import Translator
 
 SENTENCE = "three one four"
@@ -215,6 +215,12 @@ def test_an_error_of_a_model_is_reported_in_one_line(ask, monkeypatch):
         ask(SENTENCE)
 
 
-def test_a_long_message_is_cut():
-    assert one_line(ValueError("x" * 1000)) == "x" * MAX_MESSAGE + "…"
-    assert one_line(KeyError()) == "KeyError"
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(ValueError("x" * 1000), "x" * MAX_MESSAGE + "…"), (KeyError(), "KeyError")],
+    ids=["long", "empty"],
+)
+def test_a_long_message_is_cut_and_an_empty_one_is_the_name_of_its_error(error, reason):
+    problem = f"^mine failed at this text: {reason}$"
+    with pytest.raises(ValueError, match=problem), errors_of("mine"):
+        raise error
