@@ -11,7 +11,7 @@ import socket
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -176,7 +176,11 @@ def listening(options: ServeOptions, settings: Settings) -> Iterator[tuple[Any, 
         if error.name not in ("starlette", "uvicorn"):
             raise
         raise ImportError(f"the service needs {error.name}: {install_hint('serve')}") from None
-    keys = _keys(options.api_key)
+    keys: tuple[str, ...] = ()
+    if options.api_key is not None:
+        keys = tuple(filter(None, map(str.strip, read_lines(options.api_key))))
+        if not keys:
+            raise ValueError(f"api_key={options.api_key!r}: the file has no key")
     with bound(options.host, options.port) as listener:
         worker = Worker(max_wait_seconds=options.max_wait_ms / 1000)
         try:
@@ -204,27 +208,12 @@ def served_by(models: list[str], settings: Settings, worker: Worker) -> Served:
             raise ValueError(f"two models are named {public_name(name)!r}: rename a folder")
         others.append(name)
     every = [load_part(part)(names, settings, worker) for part, names in families.items()]
-    return Served(
-        every[0].page,
-        {path: call for one in every for path, call in one.calls.items()},
-        {path: fact for one in every for path, fact in one.facts.items()},
-        max(one.most_bytes for one in every),
+    return replace(
+        every[0],
+        calls={path: call for one in every for path, call in one.calls.items()},
+        facts={path: fact for one in every for path, fact in one.facts.items()},
+        most_bytes=max(one.most_bytes for one in every),
     )
-
-
-def _keys(file: str | None) -> tuple[str, ...]:
-    """The keys of a file.
-
-    Raises:
-        ValueError: it has none, or is not UTF-8.
-        OSError: it cannot be read.
-    """
-    if file is None:
-        return ()
-    keys = tuple(filter(None, map(str.strip, read_lines(file))))
-    if not keys:
-        raise ValueError(f"api_key={file!r}: the file has no key")
-    return keys
 
 
 def bound(host: str, port: int | None) -> socket.socket:

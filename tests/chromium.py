@@ -58,7 +58,7 @@ def served(model, *, options=None, **settings):
         thread = threading.Thread(target=server.run)
         thread.start()
         yield address
-        server.stop()
+        server.should_exit = True
         thread.join()
 
 

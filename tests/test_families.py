@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from hf_vanilla import families
-from hf_vanilla.app.page import Page, Served
+from hf_vanilla.app.page import Served
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.data.batching import RowOrder
 from hf_vanilla.families import TASKS, Measure
@@ -145,7 +145,7 @@ def plot_words(options: PlotOptions) -> Path:
 
 
 def open_service(models: Sequence[str], settings: Settings, worker: Worker) -> Served:
-    return Served(Page({"index.html": f"page of {models[0]}"}, {}), {})
+    return Served({"index.html": f"page of {models[0]}"}, {}, {})
 
 
 @pytest.fixture
@@ -189,5 +189,5 @@ def test_one_row_adds_a_task_to_all_commands(word_counts, tmp_path):
     average_run(AverageOptions(run=str(folder), last=2, output=str(tmp_path / "mean")))
     assert evaluate(read_evaluation([f"--model={tmp_path / 'mean'}"])).startswith("error ")
     assert plot(read_plot(["words", f"--output={tmp_path / 'words.svg'}"])).is_file()
-    page = served_by([str(folder)], Settings(), Worker()).page
-    assert page.files == {"index.html": f"page of {folder}"}
+    served = served_by([str(folder)], Settings(), Worker())
+    assert served.files == {"index.html": f"page of {folder}"}

@@ -10,11 +10,13 @@ import threading
 import urllib.error
 import urllib.request
 import webbrowser
+from pathlib import Path
 
 import pytest
 from chromium import served
 
-from hf_vanilla.app.page import message
+from hf_vanilla import images
+from hf_vanilla.app.page import page_of_component
 from hf_vanilla.app.server import POLICY, Metrics
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.options import parse_options
@@ -113,8 +115,9 @@ def ask(trained_run):
         yield ask
 
 
-def test_messages_are_escaped():
-    assert message("<b>") == '<p class="message" dir="auto">&lt;b&gt;</p>'
+def test_the_line_below_the_title_is_escaped():
+    index = page_of_component("A title", Path(images.__file__).parent, about="<b>")["index.html"]
+    assert '<h1>A title</h1><p class="message" dir="auto">&lt;b&gt;</p>' in index
 
 
 def test_the_page_loads_only_its_own_files(ask):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -41,29 +41,25 @@ class Access:
     keys: tuple[str, ...] = ()
     most_bytes: int = 2**20
 
-    def check_host(self, host: str) -> None:
-        """Refuse a name that another site could have given this address (DNS rebinding).
+    def check_names(self, host: str, origin: str | None) -> None:
+        """Refuse another name of this address (DNS rebinding), and a page of another site.
+
+        Args:
+            host: by which the client knows this service.
+            origin: of the page that asks; None: none does.
 
         Raises:
-            HTTPException: the name is neither an IP address, localhost, nor that of an option.
+            HTTPException: the host is neither an IP address, localhost, nor that of an option; or
+                the page is none of this service, nor of the site that may ask.
         """
         name = urlsplit(f"//{host}").hostname or ""
         named = {"localhost", self.host.lower(), urlsplit(self.origin or "").hostname}
-        with suppress(ValueError):
-            ipaddress.ip_address(name)
-            return
         if name not in named:
-            raise HTTPException(403, "This service has another name.")
-
-    def check_origin(self, origin: str | None, host: str) -> None:
-        """Refuse a page of another site.
-
-        Raises:
-            HTTPException: it is none of this service, nor of the site that may ask.
-        """
-        if origin is None or origin == self.origin:
-            return
-        if urlsplit(origin).netloc != host:
+            try:
+                ipaddress.ip_address(name)
+            except ValueError:
+                raise HTTPException(403, "This service has another name.") from None
+        if origin not in (None, self.origin) and urlsplit(origin).netloc != host:
             raise HTTPException(403, "Pages of other sites may not ask this service.")
 
     def check_key(self, header: str | None, body: Any = None) -> None:
@@ -111,8 +107,7 @@ class Guard:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         try:
-            self._access.check_host(host)
-            self._access.check_origin(origin, host)
+            self._access.check_names(host, origin)
             if origin is not None and origin == self._access.origin:
                 send = _with_headers(send, {"access-control-allow-origin": origin, **ALLOWED})
                 if scope["method"] == "OPTIONS":
@@ -155,8 +150,7 @@ class Guard:
 def _with_headers(send: Send, headers: dict[str, str]) -> Send:
     async def sent(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-            message["headers"] = [*message.get("headers", []), *pairs]
+            MutableHeaders(scope=message).update(headers)
         await send(message)
 
     return sent

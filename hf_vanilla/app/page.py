@@ -15,76 +15,54 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 HERE = Path(__file__).parent
-SHELL, SCRIPT, STYLE = "shell.html", "component.js", "app.css"
 INDEX = "index.html"
 MOST_BYTES = 30 * 2**20  # of a picture that a visitor sends
 REQUEST_BYTES = 42 * 2**20  # of a request with one in base64
 
 
 @dataclass(frozen=True)
-class Page:
-    """What the service serves at `/`, and what the script of the page calls.
-
-    Attributes:
-        files: their texts by name; `index.html` is the page itself.
-        views: the functions behind `POST /v1/view/NAME`, by name. Each takes the JSON value of a
-            request and returns that of the answer; they run one at a time. What they refuse is a
-            ValueError of one sentence.
-    """
-
-    files: Mapping[str, str]
-    views: Mapping[str, Callable[[Any], Any]]
-
-
-@dataclass(frozen=True)
 class Served:
-    """What the models of a family answer.
+    """What the models of a family answer; the page is that of the first of them.
+
+    What a function refuses is a ValueError of one sentence.
 
     Attributes:
-        page: of the first of them.
+        files: of the page, their texts by name; `index.html` is served at `/`.
+        views: what the script of the page calls: the functions behind `POST /v1/view/NAME`, by
+            name. Each takes the JSON value of a request and returns that of the answer; they run
+            one at a time.
         calls: coroutine functions behind `POST PATH`, by path. Each takes the JSON value or the
             form of a request, and returns the JSON value of the answer, or an iterator of several.
-            What they refuse is a ValueError of one sentence.
         facts: functions behind `GET PATH`, by path, which compute nothing.
         most_bytes: of a request.
     """
 
-    page: Page
+    files: Mapping[str, str]
+    views: Mapping[str, Callable[[Any], Any]]
     calls: Mapping[str, Callable[[Any], Awaitable[Any]]]
     facts: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     most_bytes: int = 2**20
 
 
-def page_of_component(
-    title: str,
-    folder: Path,
-    views: Mapping[str, Callable[[Any], Any]],
-    *,
-    about: str | None = None,
-) -> Page:
-    """A page of one component, `page.html` of the family's folder.
+def page_of_component(title: str, folder: Path, *, about: str | None = None) -> dict[str, str]:
+    """The files of a page of one component, `page.html` of the family's folder.
 
     Its script is `component.js`, then `page.js`, as one function body.
 
     Args:
         title: of the page.
         folder: of the family.
-        views: see `Page`.
         about: a line below the title; None: the component has its own title.
     """
-    heading = "" if about is None else f"<h1>{html.escape(title)}</h1>{message(about)}"
-    shell = Template(_text(HERE / SHELL)).substitute(
-        title=html.escape(title), heading=heading, component=_text(folder / "page.html")
+    title, heading = html.escape(title), ""
+    if about is not None:
+        heading = f'<h1>{title}</h1><p class="message" dir="auto">{html.escape(about)}</p>'
+    shell = Template(_text(HERE / "shell.html")).substitute(
+        title=title, heading=heading, component=_text(folder / "page.html")
     )
-    script = "\n".join(
-        ["(() => {", '"use strict";', _text(HERE / SCRIPT), _text(folder / "page.js"), "})();"]
-    )
-    return Page({INDEX: shell, "page.js": script, "page.css": _text(HERE / STYLE)}, views)
-
-
-def message(text: str) -> str:
-    """A line of text as HTML, escaped."""
-    return f'<p class="message" dir="auto">{html.escape(text)}</p>'
+    scripts = _text(HERE / "component.js"), _text(folder / "page.js")
+    script = "\n".join(["(() => {", '"use strict";', *scripts, "})();"])
+    return {INDEX: shell, "page.js": script, "page.css": _text(HERE / "app.css")}
 
 
 def _text(file: Path) -> str:

@@ -46,11 +46,14 @@ RETRY_SECONDS = 2  # after which a refused client asks again
 MOST_CONNECTIONS = 2048
 MOST_FIELDS = 1000  # of a form
 CLIENT_LEFT = 499  # the status in the metrics
+VIEWS = "/v1/view/"  # what the page asks for
+# what a view does not understand is the visitor's mistake
+MISREAD = (AttributeError, IndexError, KeyError, OverflowError, TypeError)
 NOT_UNDERSTOOD = "The request is not one of this service: load the page again."
 
 
-class Server:
-    """Serves until SIGINT, SIGTERM or `stop`; what was accepted is then still answered.
+class Server(uvicorn.Server):
+    """Serves until SIGINT, SIGTERM or `should_exit`; what was accepted is then still answered.
 
     Args:
         served: what it answers.
@@ -63,23 +66,20 @@ class Server:
         self, served: Served, listener: socket.socket, worker: Worker, access: Access
     ) -> None:
         self._listener = listener
-        config = uvicorn.Config(
-            application(served, worker, access),
-            log_level="warning",
-            server_header=False,
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_graceful_shutdown=END_SECONDS,
+        super().__init__(
+            uvicorn.Config(
+                application(served, worker, access),
+                log_level="warning",
+                server_header=False,
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_graceful_shutdown=END_SECONDS,
+            )
         )
-        self._server = uvicorn.Server(config)
 
-    def run(self) -> None:
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Answer requests; Ctrl-C is the usual end."""
         with suppress(KeyboardInterrupt):
-            self._server.run([self._listener])
-
-    def stop(self) -> None:
-        """End `run` from another thread."""
-        self._server.should_exit = True
+            super().run(sockets or [self._listener])
 
 
 class Metrics:
@@ -130,23 +130,23 @@ def application(served: Served, worker: Worker, access: Access) -> Starlette:
         access: who may ask.
     """
     metrics = Metrics(worker)
-    views = {
-        f"/v1/view/{name}": _view(name, worker.alone(view))
-        for name, view in served.page.views.items()
-    }
-    calls = {
-        path: _counted(path, metrics, _call(call, access))
+    views = {VIEWS + name: worker.alone(view) for name, view in served.views.items()}
+    endpoints = {
+        path: _endpoint(path, call, access, metrics)
         for path, call in {**views, **served.calls}.items()
     }
     return Starlette(
         routes=[
             Route("/health", lambda _: answer({"status": "ok"})),
             Route("/metrics", _file("metrics.txt", metrics.text, access)),
-            *(Route(path, _fact(fact)) for path, fact in served.facts.items()),
-            *(Route(path, call, methods=["POST"]) for path, call in calls.items()),
+            *(
+                Route(path, lambda _, fact=fact: answer(fact()))
+                for path, fact in served.facts.items()
+            ),
+            *(Route(path, one, methods=["POST"]) for path, one in endpoints.items()),
             *(
                 Route("/" if name == INDEX else f"/{name}", _file(name, partial(str, text), access))
-                for name, text in served.page.files.items()
+                for name, text in served.files.items()
             ),
         ],
         middleware=[Middleware(Guard, access=access, refused=error_answer)],
@@ -187,48 +187,51 @@ def _file(name: str, text: Callable[[], str], access: Access) -> Callable[[Reque
     return file
 
 
-def _fact(fact: Callable[[], Any]) -> Callable[[Request], Response]:
-    return lambda _: answer(fact())
-
-
-def _view(name: str, call: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-    """A function of the page; what it does not understand is the visitor's mistake."""
-
-    async def view(value: Any) -> Any:
-        try:
-            return await call(value)
-        except (AttributeError, IndexError, KeyError, OverflowError, TypeError) as error:
-            logger.warning("a request to %s was not understood: %r", name, error)
-            raise ValueError(NOT_UNDERSTOOD) from None
-
-    return view
-
-
-def _call(
-    call: Callable[[Any], Awaitable[Any]], access: Access
+def _endpoint(
+    path: str, call: Callable[[Any], Awaitable[Any]], access: Access, metrics: Metrics
 ) -> Callable[[Request], Awaitable[Response]]:
-    """What answers requests by a function; it is cancelled when the client leaves."""
+    """What answers requests by a function, and counts them."""
 
     async def endpoint(request: Request) -> Response:
-        body = await received(request)
-        access.check_key(request.headers.get("authorization"), body)
-        task = asyncio.ensure_future(call(body))
-        leaving = asyncio.ensure_future(_left(request))
+        started = time.monotonic()
         try:
-            await asyncio.wait(
-                {task, leaving}, timeout=MAX_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not task.done():
-                raise ClientDisconnect if leaving.done() else TimeoutError
-            found = task.result()
-        finally:
-            task.cancel()
-            leaving.cancel()
-        if isinstance(found, AsyncIterator):
-            return StreamingResponse(_lines(found), media_type="application/x-ndjson")
-        return answer(found)
+            response = await _response(request, call, access)
+        except ClientDisconnect:
+            response = Response(status_code=CLIENT_LEFT)
+        except Exception as error:
+            if path.startswith(VIEWS) and isinstance(error, MISREAD):
+                logger.warning("a request to %s was not understood: %r", path, error)
+                error = ValueError(NOT_UNDERSTOOD)
+            response = error_answer(error)
+            if response.status_code >= 500:
+                logger.exception("a request to %s failed", path)
+        metrics.add(path, response.status_code, time.monotonic() - started)
+        return response
 
     return endpoint
+
+
+async def _response(
+    request: Request, call: Callable[[Any], Awaitable[Any]], access: Access
+) -> Response:
+    """The answer of a function, which is cancelled when the client leaves."""
+    body = await received(request)
+    access.check_key(request.headers.get("authorization"), body)
+    task = asyncio.ensure_future(call(body))
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait(
+            {task, leaving}, timeout=MAX_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not task.done():
+            raise ClientDisconnect if leaving.done() else TimeoutError
+        found = task.result()
+    finally:
+        task.cancel()
+        leaving.cancel()
+    if isinstance(found, AsyncIterator):
+        return StreamingResponse(_lines(found), media_type="application/x-ndjson")
+    return answer(found)
 
 
 async def _lines(values: AsyncIterator[Any]) -> AsyncIterator[str]:
@@ -245,25 +248,6 @@ async def _lines(values: AsyncIterator[Any]) -> AsyncIterator[str]:
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _counted(
-    path: str, metrics: Metrics, endpoint: Callable[[Request], Awaitable[Response]]
-) -> Callable[[Request], Awaitable[Response]]:
-    async def counted(request: Request) -> Response:
-        started = time.monotonic()
-        try:
-            response = await endpoint(request)
-        except ClientDisconnect:
-            response = Response(status_code=CLIENT_LEFT)
-        except Exception as error:
-            response = error_answer(error)
-            if response.status_code >= 500:
-                logger.exception("a request to %s failed", path)
-        metrics.add(path, response.status_code, time.monotonic() - started)
-        return response
-
-    return counted
 
 
 async def received(request: Request) -> Any:

@@ -106,10 +106,10 @@ class Worker:
         """A coroutine function that computes `function` of one value when it is its turn."""
 
         async def call(value: Any) -> Any:
-            def batch(values: list[Any]) -> list[Any]:
-                return [function(one) for one in values]
-
-            (future,) = self.submit(batch, [value], [self._batch_size])
+            # a function of its own: equal ones would share a batch
+            (future,) = self.submit(
+                lambda values: [function(one) for one in values], [value], [self._batch_size]
+            )
             return await asyncio.wrap_future(future)
 
         return call

@@ -1,6 +1,6 @@
 """The web page for image classifiers: drop, choose or draw a picture.
 
-`page.js` draws it and calls `ImagePage.look`. Shapes:
+`page.js` draws it and calls `look`. Shapes:
 L layers, H heads, R x K patches.
 """
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from hf_vanilla.app.page import (
     REQUEST_BYTES,
-    Page,
     Served,
     named_model,
     page_of_component,
@@ -33,68 +32,34 @@ DRAWN_SIDE = 512  # longest side of a drawing in pixels
 SCALE = 10**6  # weights are sent as integers, which keeps the answer small
 
 
-class ImagePage:
-    """The layout of the page, and what its script calls. It stores nothing about a visitor.
+def look(classifier: Classifier, picture: str, *, is_drawn: bool) -> dict[str, Any]:
+    """The best labels of a picture, and which patches the class token attends to.
 
     Args:
-        model: model folder or Hub id.
+        classifier: the model.
+        picture: a `data:` URL with the bytes of an image file.
+        is_drawn: it was drawn on the page; its content is then moved to the middle and scaled, as
+            digits of data sets are.
+
+    Returns:
+        `labels`, names and probabilities, most probable first; `image`, a `data:` URL of what the
+        model sees; `grid`, rows and columns of patches; `weights` `(L, H, R * K)` and `rollout`
+        `(R * K)`, in millionths.
 
     Raises:
-        ValueError: the model cannot be used.
-        OSError: nothing is found under that name.
+        ValueError: the picture cannot be read, or nothing is drawn.
     """
-
-    def __init__(self, model: str) -> None:
-        self.name = public_name(model)
-        self.classifier: Classifier = load_classifier(model, device="cpu")
-
-    def about(self) -> str:
-        """One line about the model: its size, labels, layers, heads and image size."""
-        model = self.classifier.model
-        config = model.config
-        height, width = config.image_height_width
-        return (
-            f"{self.name}: {model.num_parameters() / 1e6:.2f} million parameters, "
-            f"{config.num_labels:,} labels, {config.encoder_layers} layers, "
-            f"{config.encoder_attention_heads} heads, {height} x {width} pixels"
-        )
-
-    def look(self, picture: str, *, is_drawn: bool) -> dict[str, Any]:
-        """The best labels of a picture, and which patches the class token attends to.
-
-        Args:
-            picture: a `data:` URL with the bytes of an image file.
-            is_drawn: it was drawn on the page; its content is then moved to the middle and scaled,
-                as digits of data sets are.
-
-        Returns:
-            `labels`, names and probabilities, most probable first; `image`, a `data:` URL of what
-            the model sees; `grid`, rows and columns of patches; `weights` `(L, H, R * K)` and
-            `rollout` `(R * K)`, in millionths.
-
-        Raises:
-            ValueError: the picture cannot be read, or nothing is drawn.
-        """
-        image = received_picture(picture)
-        if is_drawn:
-            image = centred(image)
-        attention = patch_attention(self.classifier, image)
-        return {
-            "labels": [vars(guess) for guess in attention.guesses],
-            "image": picture_url(self.classifier.seen(image)),
-            "grid": list(attention.grid),
-            "weights": _millionths(attention.of_class_token.flatten(2)),
-            "rollout": _millionths(attention.rollout.flatten()),
-        }
-
-    def page(self) -> Page:
-        """Its files and functions."""
-        views = {
-            "look": lambda request: self.look(
-                str(request.get("picture")), is_drawn=bool(request.get("isDrawn"))
-            )
-        }
-        return page_of_component(TITLE, Path(__file__).parent, views, about=self.about())
+    image = received_picture(picture)
+    if is_drawn:
+        image = centred(image)
+    attention = patch_attention(classifier, image)
+    return {
+        "labels": [vars(guess) for guess in attention.guesses],
+        "image": picture_url(classifier.seen(image)),
+        "grid": list(attention.grid),
+        "weights": _millionths(attention.of_class_token.flatten(2)),
+        "rollout": _millionths(attention.rollout.flatten()),
+    }
 
 
 def centred(drawing: "Image") -> "Image":
@@ -124,14 +89,25 @@ def _millionths(weights: Tensor) -> list[Any]:
 
 def open_service(models: Sequence[str], _settings: Any, worker: Worker) -> Served:
     """What classifiers answer: the page of the first, and `POST /v1/classify`."""
-    pages = {public_name(name): ImagePage(name) for name in models}
+    classifiers = {public_name(name): load_classifier(name, device="cpu") for name in models}
+    name, first = next(iter(classifiers.items()))
+
+    def shown(request: Any) -> dict[str, Any]:
+        return look(first, str(request.get("picture")), is_drawn=bool(request.get("isDrawn")))
 
     def classify(body: Any) -> dict[str, Any]:
-        classifier = named_model(pages, body).classifier
+        classifier = named_model(classifiers, body)
         top_k = min(whole_number(body, "top_k", 5, 1000), classifier.model.config.num_labels)
         (guesses,) = classifier.guesses([received_picture(str(body.get("image")))], top_k=top_k)
         return {"labels": [vars(guess) for guess in guesses]}
 
-    first = next(iter(pages.values()))
+    config = first.model.config
+    height, width = config.image_height_width
+    about = (
+        f"{name}: {first.model.num_parameters() / 1e6:.2f} million parameters, "
+        f"{config.num_labels:,} labels, {config.encoder_layers} layers, "
+        f"{config.encoder_attention_heads} heads, {height} x {width} pixels"
+    )
+    files = page_of_component(TITLE, Path(__file__).parent, about=about)
     calls = {"/v1/classify": worker.alone(classify)}
-    return Served(first.page(), calls, most_bytes=REQUEST_BYTES)
+    return Served(files, {"look": shown}, calls, most_bytes=REQUEST_BYTES)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import NoneType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -299,31 +300,12 @@ def error_rates(
     return {head: error_rate(links[head], gold) for head in heads}
 
 
-@dataclass(frozen=True, kw_only=True)
-class AlignedWords:
-    """The words of a sentence and of its translation.
-
-    Attributes:
-        source: words of the sentence, separated by white space.
-        target: those of the translation.
-        starts: the first token of each target word.
-        links: as of `Aligner.align`.
-        head: whose attention it is.
-    """
-
-    source: list[str]
-    target: list[str]
-    starts: list[int]
-    links: Links
-    head: AlignmentHead
-
-
 def aligned_words(
     attentions: Attentions,
     tokenizer: PreTrainedTokenizerBase,
     sentence: str,
     head: AlignmentHead | None = None,
-) -> AlignedWords | None:
+) -> dict[str, Any] | None:
     """Align the words of a sentence by weights that are computed already.
 
     Args:
@@ -333,7 +315,10 @@ def aligned_words(
         head: which attention; None: the mean of the last layer but one.
 
     Returns:
-        None where the tokenizer has a vocabulary per language.
+        `source`, the words of the sentence, separated by white space; `target`, those of the
+        translation; `starts`, the first token of each of these; `links`, as of `Aligner.align`;
+        `head`, the layer, head and step of the attention. None where the tokenizer has a vocabulary
+        per language.
 
     Raises:
         ValueError: the model has no such layer or head.
@@ -352,11 +337,10 @@ def aligned_words(
         # a translation that reached its limit has no step that reads the last token
         rows = torch.cat([rows, rows[-1:]])
         links = best_links(part_weights(rows, *shares, is_next=head.is_next))
-    source, target = (
-        [text[first:last] for first, last in of] for text, of in zip(texts, spans, strict=True)
-    )
+    source, target = (text.split() for text in texts)
     starts = (shares[1] > 0).int().argmax(0).tolist() if target else []
-    return AlignedWords(source=source, target=target, starts=starts, links=links, head=head)
+    words = {"source": source, "target": target, "starts": starts}
+    return {**words, "links": links, "head": asdict(head)}
 
 
 # --- from attention between tokens to links between words, and links as text ---------------------
@@ -382,15 +366,10 @@ def token_shares(
         text: raw.
         spans: the parts in their order, as characters from and to.
     """
-    part_of: list[int | None] = []  # by character that is not white space
-    part = 0
-    for place, character in enumerate(text):
-        if character.isspace():
-            continue
-        while part < len(spans) and spans[part][1] <= place:
-            part += 1
-        is_inside = part < len(spans) and spans[part][0] <= place
-        part_of.append(part if is_inside else None)
+    owners = {
+        place: part for part, (first, last) in enumerate(spans) for place in range(first, last)
+    }
+    part_of = [owners.get(place) for place, sign in enumerate(text) if not sign.isspace()]
     shares, seen = torch.zeros(len(ids), len(spans)), 0
     for number in range(len(ids)):
         decoded = tokenizer.decode(ids[: number + 1], skip_special_tokens=True)

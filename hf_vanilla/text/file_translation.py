@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import tee
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 from accelerate import PartialState
@@ -22,7 +22,6 @@ from .alignments import alignment_line, read_head
 from .decoding import first_numbers
 from .decoding_options import DecodingOptions
 from .loading import NOTE, demo_model
-from .n_best import Hypothesis
 from .text_translator import TextTranslator
 from .translator import Translator
 
@@ -112,41 +111,42 @@ def _translations(
         lines = decoded_lines(sys.stdin.buffer, "stdin")
     else:
         lines = read_lines(options.input)
-    lines = _noting_blank(lines, blank)
+    read, kept = tee(lines)
+    results: Iterator[Any]
     if options.n_best is None and not options.alignments:
-        # a line feed in a translation must not start a new line of the file
-        translations = translator.translate(lines, progress=shows_progress)
-        return (text.replace("\n", " ") + "\n" for text in translations)
-    assert isinstance(translator, Translator)  # TranslateOptions refuses the other
+        results = translator.translate(read, progress=shows_progress)
+    else:
+        assert isinstance(translator, Translator)  # TranslateOptions refuses the other
+        if options.n_best is not None:
+            results = translator.n_best(read, options.n_best, progress=shows_progress)
+        else:
+            head = None if options.alignment_head is None else read_head(options.alignment_head)
+            results = translator.translate_aligned(read, head=head, progress=shows_progress)
+    for number, (source, found) in enumerate(zip(kept, results, strict=True), start=1):
+        if not source.strip():
+            blank.append(number)
+        yield _written(options, number, source, found)
+
+
+def _written(options: TranslateOptions, number: int, source: str, found: Any) -> str:
+    """What is written for a line: its translation, that with its links, or its n-best list.
+
+    A list has rows of line number, score and text, a translation with links two columns; or each is
+    one JSON object.
+    """
+    if options.alignments:
+        text, links = found
+        if options.format == "jsonl":
+            return alignment_line((source, text), links, "jsonl")
+        return f"{' '.join(text.split())}\t{alignment_line((source, text), links, 'pharaoh')}"
     if options.n_best is None:
-        return _aligned_lines(options, translator, lines, shows_progress)
-    lists = translator.n_best(lines, options.n_best, progress=shows_progress)
-    return _n_best_lines(lists, options.format)
-
-
-def _aligned_lines(
-    options: TranslateOptions, translator: Translator, lines: Iterator[str], shows_progress: bool
-) -> Iterator[str]:
-    """Each translation and its links: two columns, or one JSON object with the words."""
-    head = None if options.alignment_head is None else read_head(options.alignment_head)
-    sources, kept = tee(lines)
-    found = translator.translate_aligned(sources, head=head, progress=shows_progress)
-    for source, (text, links) in zip(kept, found, strict=True):
-        if options.format == "tsv":
-            yield f"{' '.join(text.split())}\t{alignment_line((source, text), links, 'pharaoh')}"
-        else:
-            yield alignment_line((source, text), links, "jsonl")
-
-
-def _n_best_lines(lists: Iterator[list[Hypothesis]], form: str) -> Iterator[str]:
-    """For each line, rows of line number, score and text, or one JSON object."""
-    for number, hypotheses in enumerate(lists, start=1):
-        if form == "tsv":
-            rows = ((f"{one.score:.4f}", " ".join(one.text.split())) for one in hypotheses)
-            yield "".join(f"{number}\t{score}\t{text}\n" for score, text in rows)
-        else:
-            found = [{"text": one.text, "score": one.score} for one in hypotheses]
-            yield json.dumps({"line": number, "hypotheses": found}, ensure_ascii=False) + "\n"
+        # a line feed in a translation must not start a new line of the file
+        return found.replace("\n", " ") + "\n"
+    if options.format == "jsonl":
+        hypotheses = [{"text": one.text, "score": one.score} for one in found]
+        return json.dumps({"line": number, "hypotheses": hypotheses}, ensure_ascii=False) + "\n"
+    rows = ((f"{one.score:.4f}", " ".join(one.text.split())) for one in found)
+    return "".join(f"{number}\t{score}\t{text}\n" for score, text in rows)
 
 
 def checked_output(name: str, *, overwrite: bool) -> Path | None:
@@ -181,10 +181,3 @@ def open_output(path: Path | None) -> Iterator[TextIO]:
     write = gzip.open if path.suffix == ".gz" else open
     with whole_file(path) as unfinished, write(unfinished, "wt", encoding="utf-8") as file:
         yield file
-
-
-def _noting_blank(lines: Iterator[str], blank: list[int]) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            blank.append(number)
-        yield line

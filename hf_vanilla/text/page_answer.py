@@ -7,7 +7,7 @@ K keys, V vocabulary.
 import base64
 import math
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,17 +16,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from hf_vanilla.models.generation_vanilla import penalty_form, penalty_of
 
-from .alignments import AlignedWords
-from .attentions import (
-    CROSS,
-    DECODER,
-    ENCODER,
-    KINDS,
-    Attentions,
-    LayerSteps,
-    readable_tokens,
-    word_starts,
-)
+from .attentions import CROSS, DECODER, ENCODER, KINDS, Attentions, readable_tokens, word_starts
 from .n_best import Candidate, Hypothesis
 
 ALTERNATIVES = 5  # tokens listed beside each one that was chosen
@@ -44,58 +34,35 @@ PATTERNS = {
 _OFFSETS = {"previous token": -1, "token before the last": -1, "next token": 1}
 
 
-@dataclass(frozen=True)
-class Result:
-    """The translations of one sentence.
-
-    Attributes:
-        model: folder or Hub id.
-        sentence: what the visitor wrote.
-        hypotheses: n-best list, best first.
-        steps: the candidates of each step of the search; none with sampling.
-        settings: of decoding.
-        attentions: weights of the sentence and the best hypothesis.
-        has_layers: whether `inside` knows the model's layers.
-    """
-
-    model: str
-    sentence: str
-    hypotheses: list[Hypothesis]
-    steps: list[list[Candidate]]
-    settings: GenerationConfig
-    attentions: Attentions
-    has_layers: bool
-
-
-def answer_of_result(
-    result: Result, tokenizer: PreTrainedTokenizerBase, words: AlignedWords | None
+def answer_of_search(
+    found: Sequence[Hypothesis],
+    steps: Sequence[list[Candidate]],
+    settings: GenerationConfig,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, Any]:
-    """The n-best list, the search, and the attention of the best hypothesis.
+    """The n-best list and the search.
 
     Args:
-        result: of the service.
-        tokenizer: of its model.
-        words: of the best hypothesis.
+        found: n-best list, best first.
+        steps: the candidates of each step of the search; none with sampling.
+        settings: of decoding.
+        tokenizer: of the model.
     """
-    settings = result.settings
     alpha = 1.0 if settings.length_penalty is None else float(settings.length_penalty)
-    penalties = [penalty_of(len(one.ids), settings) for one in result.hypotheses]
+    penalties = [penalty_of(len(one.ids), settings) for one in found]
     return {
-        "sentence": result.sentence,
         "hypotheses": [
             {
                 "text": one.text,
                 "ids": one.ids,
-                "score": _number(one.score),
-                "penalty": _number(penalty),
-                "logProb": _number(one.score * penalty),
+                "score": rounded(one.score),
+                "penalty": rounded(penalty),
+                "logProb": rounded(one.score * penalty),
             }
-            for one, penalty in zip(result.hypotheses, penalties, strict=True)
+            for one, penalty in zip(found, penalties, strict=True)
         ],
         "penalty": {"form": penalty_form(settings), "alpha": alpha},
-        "steps": [_step(step, settings, tokenizer) for step in result.steps],
-        "hasLayers": result.has_layers,
-        "attention": answer_of_attention(result.attentions, tokenizer, words),
+        "steps": [_step(step, settings, tokenizer) for step in steps],
     }
 
 
@@ -109,9 +76,9 @@ def _step(
         {
             "token": token,
             "parent": one.parent,
-            "logProb": _number(one.log_prob),
-            "penalty": _number(penalty),
-            "score": _number(one.log_prob / penalty),
+            "logProb": rounded(one.log_prob),
+            "penalty": rounded(penalty),
+            "score": rounded(one.log_prob / penalty),
             "status": one.status,
             "rank": one.rank,
         }
@@ -120,14 +87,14 @@ def _step(
 
 
 def answer_of_attention(
-    attentions: Attentions, tokenizer: PreTrainedTokenizerBase, words: AlignedWords | None
+    attentions: Attentions, tokenizer: PreTrainedTokenizerBase, words: dict[str, Any] | None
 ) -> dict[str, Any]:
     """All weights with the tokens of both axes, what each head does, probabilities, aligned words.
 
     Args:
         attentions: of a sentence and a translation.
         tokenizer: of the model.
-        words: of both, aligned; None: the tokenizer has a vocabulary per language.
+        words: of `aligned_words`.
     """
     kinds = {}
     for kind in KINDS:
@@ -139,15 +106,12 @@ def answer_of_attention(
             "words": [word_starts(queries), word_starts(keys)],
             "shape": list(weights.shape),
             "weights": base64.b64encode((weights * 255).round().byte().numpy().tobytes()).decode(),
-            "patterns": [
-                [{**vars(p), "share": _number(p.share), "entropy": _number(p.entropy)} for p in row]
-                for row in head_patterns(weights, kind)
-            ],
+            "patterns": [[head_pattern(head, kind) for head in layer] for layer in weights],
         }
     return {
         "kinds": kinds,
         "steps": _probabilities(attentions, tokenizer),
-        "words": None if words is None else {**vars(words), "head": vars(words.head)},
+        "words": words,
         "directions": [direction(attentions.source), direction(attentions.target)],
     }
 
@@ -170,20 +134,15 @@ def _probabilities(
         steps.append(
             {
                 "token": attentions.target[row],
-                "probability": _number(own.exp().item()),
+                "probability": rounded(own.exp().item()),
                 "rank": int((log_probs[row] > own).sum()),
                 "others": [
-                    {"token": name, "probability": _number(prob)}
+                    {"token": name, "probability": rounded(prob)}
                     for name, (_, prob) in zip(names, others, strict=True)
                 ],
             }
         )
     return steps
-
-
-def answer_of_layer(steps: LayerSteps) -> dict[str, Any]:
-    """The vectors of one token in one head, rounded."""
-    return {name: _number(value.tolist()) for name, value in vars(steps).items()}
 
 
 def direction(tokens: list[str]) -> str:
@@ -195,42 +154,27 @@ def direction(tokens: list[str]) -> str:
     return "ltr"
 
 
-def _number(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """A number, or those of a list, rounded; None where it is none, which JSON does not know."""
     if isinstance(value, list):
-        return [_number(one) for one in value]
+        return [rounded(one) for one in value]
     return round(value, DIGITS) if math.isfinite(value) else None
 
 
-@dataclass(frozen=True)
-class HeadPattern:
+def head_pattern(weights: Tensor, kind: str) -> dict[str, Any]:
     """The pattern of one head.
 
-    Attributes:
-        name: that of the largest share; without a pattern `"one token"` where each query attends to
-            little else, `"spread"` where weights are nearly equal, or `"mixed"`.
-        share: of the attention weights that follow the pattern, mean over the queries; of a head
-            without a pattern, the largest share of any.
-        entropy: of the weights of a query, in bits, mean over the queries.
-    """
-
-    name: str
-    share: float
-    entropy: float
-
-
-def head_patterns(weights: Tensor, kind: str) -> list[list[HeadPattern]]:
-    """The pattern of every layer and head.
-
     Args:
-        weights: `(layers, H, Q, K)`, rows sum to 1.
+        weights: `(Q, K)`, rows sum to 1.
         kind: of attention, one of `KINDS`.
+
+    Returns:
+        `name`, that of the largest share; without a pattern `"one token"` where each query attends
+        to little else, `"spread"` where weights are nearly equal, or `"mixed"`. `share` of the
+        attention weights that follow the pattern, mean over the queries; of a head without a
+        pattern, the largest share of any. `entropy` of the weights of a query, in bits, mean over
+        the queries.
     """
-    return [[_pattern(head, kind) for head in layer] for layer in weights]
-
-
-def _pattern(weights: Tensor, kind: str) -> HeadPattern:
-    """The pattern of one head, `(Q, K)`."""
     # at its first step, a decoder has only the start token to attend to
     first = int(kind == DECODER and len(weights) > 1)
     weights = weights[first:]
@@ -242,7 +186,7 @@ def _pattern(weights: Tensor, kind: str) -> HeadPattern:
         most = math.log2(max(weights.shape[1], 2))
         name = SPREAD if entropy > SPREAD_FROM * most else MIXED
         name = FOCUSED if entropy < FOCUSED_BELOW else name
-    return HeadPattern(name, share, entropy)
+    return {"name": name, "share": rounded(share), "entropy": rounded(entropy)}
 
 
 def _share(weights: Tensor, name: str, first: int) -> float:

@@ -18,13 +18,14 @@ from hf_vanilla.app.page import Served, named_model, whole_number
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.hub.card import languages_of, public_name
 
-from .alignments import Links
 from .decoding import doubt, is_readable
 from .engines import TorchEngine, check_memory_limit
 from .markup import Markup, take_out
 from .n_best import Hypothesis
-from .page import MAX_BEAMS, MAX_TOKENS, TextPage
-from .page_service import PageService
+from .page import MAX_TOKENS, TextPage
+from .page_search import MAX_BEAMS
+from .served_models import ServedModel, ServedModels
+from .static_page import page_files
 from .text_translator import Piece, SentenceSplitter, joined, with_markup
 
 UNKNOWN = "und"  # the code of a language that no card states
@@ -38,6 +39,7 @@ BLOCK = re.compile(
     r"|header|hr|li|main|nav|ol|p|pre|section|t(?:able|body|d|foot|h|head|r)|ul)\b[^<>]*>)\s*)+)",
     re.IGNORECASE | re.DOTALL,
 )
+VIEWS = ("start", "load", "translate", "attend", "inside")  # of `TextPage`
 MOST_CHARACTERS = 20_000  # of the texts of a request
 MOST_TEXTS, MOST_SENTENCES = 256, 512
 NAMES = {
@@ -57,31 +59,10 @@ UNCLOSED = {
 # --- batches -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Translated:
-    """One sentence in the n best ways.
-
-    Attributes:
-        source: the sentence, with its markup.
-        hypotheses: best first, with the markup of the sentence.
-        links: of the words of the sentence and those of the best; None: not requested.
-        doubt: why the best is probably wrong.
-    """
-
-    source: str
-    hypotheses: list[Hypothesis]
-    links: Links | None = None
-    doubt: str | None = None
-
-    def json(self) -> dict[str, Any]:
-        """For an answer."""
-        found = {
-            "source": self.source,
-            "translation": self.hypotheses[0].text,
-            "hypotheses": [{"text": one.text, "score": one.score} for one in self.hypotheses],
-            "doubt": self.doubt,
-        }
-        return found if self.links is None else {**found, "alignment": self.links}
+# a sentence in the n best ways, for an answer: `source` with its markup; `translation`, the best;
+# `hypotheses`, best first, each with `text` and `score`; `doubt`, why the best is probably wrong;
+# `alignment`, links of the words of the sentence and those of the best, where requested
+Translated = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -104,16 +85,18 @@ class BatchSearch:
     """Translates a batch by a model; the sentences of equal searches share batches.
 
     Attributes:
-        service: has the model.
+        models: have the model.
         name: of the model.
         n: length of the lists.
         has_links: words are aligned.
+        most_memory: MiB that a batch may take beside the weights; None: no limit.
     """
 
-    service: PageService
+    models: ServedModels
     name: str
-    n: int = 1
-    has_links: bool = False
+    n: int
+    has_links: bool
+    most_memory: float | None
 
     def __call__(self, sentences: list[Prepared]) -> list[Translated]:
         """Translate a batch.
@@ -121,11 +104,11 @@ class BatchSearch:
         Raises:
             ValueError: it may need more memory; the worker halves it, unless it is one sentence.
         """
-        model, tokenizer = self.service.load(self.name)
-        beams = model.generation_config.num_beams or 1
+        served = self.models.load(self.name)
+        beams = served.model.generation_config.num_beams or 1
         changes = {"num_beams": self.n} if self.n > beams else {}
-        engine = TorchEngine(model, tokenizer, **changes)
-        if (limit := self.service.max_batch_memory) is not None:
+        engine = TorchEngine(served.model, served.tokenizer, **changes)
+        if (limit := self.most_memory) is not None:
             longest = max(len(sentence.ids) for sentence in sentences)
             needed = len(sentences) * engine.sentence_bytes(longest) / 2**20
             if needed > limit:
@@ -134,52 +117,58 @@ class BatchSearch:
                     f"the limit is {limit:,}: shorten it."
                 )
         lists = engine.n_best_rows([sentence.ids for sentence in sentences], self.n)
-        self._put_markup(sentences, lists)
-        links: Sequence[Links | None] = [None] * len(sentences)
-        if self.has_links:
-            pairs = [(one.text, found[0].text) for one, found in zip(sentences, lists, strict=True)]
-            links = self.service.aligner(self.name).align(pairs)
-        fragments = self.service.fragments(self.name)
-        return [
-            Translated(one.text, found, of_one, doubt(one.ids, found[0].text, fragments))
-            for one, found, of_one in zip(sentences, lists, links, strict=True)
-        ]
-
-    def _put_markup(self, sentences: list[Prepared], lists: list[list[Hypothesis]]) -> None:
-        """Put the tags of the sentences into their hypotheses."""
-        marked = [
-            (one.markup, found)
+        _put_markup(served, sentences, lists)
+        answers: list[Translated] = [
+            {
+                "source": one.text,
+                "translation": found[0].text,
+                "hypotheses": [{"text": each.text, "score": each.score} for each in found],
+                "doubt": doubt(one.ids, found[0].text, served.fragments),
+            }
             for one, found in zip(sentences, lists, strict=True)
-            if one.markup is not None
         ]
-        if not marked:
-            return
-        markups = [markup for markup, found in marked for _ in found]
-        texts = [hypothesis.text for _, found in marked for hypothesis in found]
-        aligner = self.service.aligner(self.name)
-        tagged = iter(with_markup(aligner, markups, texts, [[]] * len(texts)))
-        for _, found in marked:
-            found[:] = [replace(hypothesis, text=next(tagged)) for hypothesis in found]
+        if self.has_links:
+            pairs = [(one["source"], one["translation"]) for one in answers]
+            for one, links in zip(answers, served.aligner().align(pairs), strict=True):
+                one["alignment"] = links
+        return answers
+
+
+def _put_markup(
+    served: ServedModel, sentences: Sequence[Prepared], lists: Sequence[list[Hypothesis]]
+) -> None:
+    """Put the tags of sentences into their hypotheses."""
+    marked = [
+        (one.markup, found)
+        for one, found in zip(sentences, lists, strict=True)
+        if one.markup is not None
+    ]
+    if not marked:
+        return
+    markups = [markup for markup, found in marked for _ in found]
+    texts = [hypothesis.text for _, found in marked for hypothesis in found]
+    tagged = iter(with_markup(served.aligner(), markups, texts, [[]] * len(texts)))
+    for _, found in marked:
+        found[:] = [replace(hypothesis, text=next(tagged)) for hypothesis in found]
 
 
 class Model:
     """What the handlers need of a model, without the thread that computes.
 
     Args:
-        service: has the model.
-        name: folder or Hub id.
+        served: the model.
     """
 
-    def __init__(self, service: PageService, name: str) -> None:
-        model, tokenizer = service.load(name)
+    def __init__(self, served: ServedModel) -> None:
         # of its own: a tokenizer of two threads fails
-        self.tokenizer = copy.deepcopy(tokenizer)
-        self.service, self.name, self.shown = service, name, public_name(name)
-        self.source, self.target = languages_of(name) or (UNKNOWN, UNKNOWN)
-        self.limit = min(MAX_TOKENS, tokenizer.model_max_length)
-        if getattr(model.config, "position_embedding_type", None) == "learned":
-            self.limit = min(self.limit, model.config.max_position_embeddings)
-        self._fragments = service.fragments(name)
+        self.tokenizer = copy.deepcopy(served.tokenizer)
+        self.name, self.shown = served.name, public_name(served.name)
+        self.source, self.target = languages_of(served.name) or (UNKNOWN, UNKNOWN)
+        self.limit = min(MAX_TOKENS, served.tokenizer.model_max_length)
+        config = served.model.config
+        if getattr(config, "position_embedding_type", None) == "learned":
+            self.limit = min(self.limit, config.max_position_embeddings)
+        self._fragments = served.fragments
         # of a code such as pt-BR the language alone; of any other name, the rules of English
         code = re.match(r"[a-z]{2,3}(?![a-z])", self.source.lower())
         self._splitter = SentenceSplitter("en" if code is None else code[0])
@@ -223,20 +212,28 @@ class TextService:
     """Answers the requests of programs; the page has `TextPage`.
 
     Args:
-        service: has the models.
+        models: those that can be loaded.
         names: folders or Hub ids; each pair of languages is that of the first model with it.
         worker: computes.
+        most_memory: MiB that a batch may take beside the weights; None: no limit.
 
     Raises:
         ValueError: the limit of memory is too small, or a model is not of hf_vanilla.
     """
 
-    def __init__(self, service: PageService, names: Sequence[str], worker: Worker) -> None:
-        self._worker = worker
-        self.models = [Model(service, name) for name in names]
-        if (limit := service.max_batch_memory) is not None:
-            for name in names:
-                check_memory_limit(limit, TorchEngine(*service.load(name)), "leave it out")
+    def __init__(
+        self,
+        models: ServedModels,
+        names: Sequence[str],
+        worker: Worker,
+        most_memory: float | None = None,
+    ) -> None:
+        self._all, self._worker, self._most_memory = models, worker, most_memory
+        self.models = [Model(models.load(name)) for name in names]
+        if most_memory is not None:
+            for served in map(models.load, names):
+                engine = TorchEngine(served.model, served.tokenizer)
+                check_memory_limit(most_memory, engine, "leave it out")
 
     # --- LibreTranslate ---------------------------------------------------------------------------
 
@@ -322,7 +319,7 @@ class TextService:
         answers = [
             {
                 "translation": _text_of(blocks, found, 0),
-                "sentences": [found[at].json() for at in _numbers(blocks)],
+                "sentences": [found[at] for at in _numbers(blocks)],
             }
             for blocks in plan
         ]
@@ -356,7 +353,7 @@ class TextService:
         if (count := len(prepared)) > MOST_SENTENCES:
             raise ValueError(f"There are {count:,} sentences; the limit is {MOST_SENTENCES}.")
         sizes = [len(one.ids) for one in prepared]
-        search = BatchSearch(model.service, model.name, n, has_links)
+        search = BatchSearch(self._all, model.name, n, has_links, self._most_memory)
         futures = self._worker.submit(search, prepared, sizes)
         return plan, [asyncio.wrap_future(future) for future in futures]
 
@@ -379,7 +376,7 @@ async def _streamed(
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for future in (one for one in futures if one in done):
-                yield {**positions[future], **future.result().json()}
+                yield {**positions[future], **future.result()}
     finally:
         for future in waiting:
             future.cancel()
@@ -396,8 +393,8 @@ def _text_of(blocks: Plan, found: Sequence[Translated], rank: int) -> str:
         if isinstance(block, str):
             text += block
             continue
-        lists = [found[at].hypotheses for _, at in block]
-        chosen = [(one[rank] if rank < len(one) else one[0]).text for one in lists]
+        lists = [found[at]["hypotheses"] for _, at in block]
+        chosen = [(one[rank] if rank < len(one) else one[0])["text"] for one in lists]
         text += joined([piece for piece, _ in block], chosen)
     return text
 
@@ -473,10 +470,10 @@ def check_html(text: str) -> None:
 def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served:
     """What translators answer, with the settings of `hf_vanilla.serve`."""
     page = TextPage(*models, models_folder=settings.models_folder, dtype=settings.dtype)
-    page.service.max_batch_memory = settings.max_batch_memory
-    texts = TextService(page.service, models, worker)
+    texts = TextService(page.models, models, worker, settings.max_batch_memory)
     return Served(
-        page.page(),
+        page_files({"engine": "service"}),
+        {name: getattr(page, name) for name in VIEWS},
         {
             "/translate": texts.translate,
             "/detect": texts.detect,

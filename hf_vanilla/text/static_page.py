@@ -28,7 +28,7 @@ from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
 from hf_vanilla.options import Options, option
 
 from .alignments import saved_head
-from .loading import demo_model, demo_model_facts, load_translator
+from .loading import DTYPES, demo_model, demo_model_facts, load_translator
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,6 @@ MODEL_FILES = (
     "model.safetensors",
 )
 TITLE = "Attention Is All You Need: watch it translate"
-DTYPES = ("bfloat16", "int8", "float32")
 # what the engine computes; the engine refuses the rest too
 ACTIVATIONS = ("relu", "tanh", "silu", "swish", "gelu_new", "gelu_pytorch_tanh")
 SETTINGS = {
@@ -104,7 +103,6 @@ def write_page(options: PageOptions) -> Path:
         output = check_output_file(options.output, overwrite=options.overwrite)
         with tempfile.TemporaryDirectory() as saved:
             write_text(output, _single_file(options, Path(saved)))
-        files = [output]
     else:
         output, own = Path(options.output), "'self'"
         policy = POLICY.format(script=own, style=own, worker=own, connect=own)
@@ -117,7 +115,7 @@ def write_page(options: PageOptions) -> Path:
                 (folder / name).write_bytes((VIEWS / name).read_bytes())
             for name in ENGINE_FILES:
                 (folder / "engine" / name).write_bytes((ENGINE / name).read_bytes())
-        files = [one for one in output.rglob("*") if one.is_file()]
+    files = [one for one in (output, *output.rglob("*")) if one.is_file()]
     logger.info("%s: %.2f MB", output, sum(one.stat().st_size for one in files) / 1e6)
     return output
 

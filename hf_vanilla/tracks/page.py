@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_vanilla.app.page import Page, Served, named_model, page_of_component, whole_number
+from hf_vanilla.app.page import Served, named_model, page_of_component, whole_number
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.families import entry_of
 from hf_vanilla.hub.card import public_name
@@ -170,26 +170,17 @@ class TracksPage:
     ) -> SceneAttention:
         """Weights of each agent; `own` is `(A, M, T)`, and M = 0 where the model records none."""
         count, steps = mask.shape
-        modes = getattr(self.model.config, "num_modes", 0)
-        none = np.zeros((count, 0))
         if has_scene_attention(self.model):
+            modes = getattr(self.model.config, "num_modes", 0)
             found = attention_in_scene(self.model, past, mask, [road] * count, known)
             own = np.repeat(found.own[:, None], modes, axis=1)  # the same for all futures
             return SceneAttention(own, found.others, found.lanes)
         looks = attention_of_modes(self.model, past, mask)
         if looks is None:
-            return SceneAttention(np.zeros((count, 0, steps)), none, none)
+            looks = np.zeros((count, 0, steps - 1))
         # (A, M, T): a displacement's weight belongs to the step at which it ends
-        return SceneAttention(np.pad(looks, ((0, 0), (0, 0), (1, 0))), none, none)
-
-    def page(self) -> Page:
-        """Its files and functions."""
-        functions = {
-            "start": lambda _: self.start(),
-            "draw": self.draw,
-            "frame": lambda request: self.frame(request["scene"], request["frame"]),
-        }
-        return page_of_component(TITLE, Path(__file__).parent, functions)
+        own, none = np.pad(looks, ((0, 0), (0, 0), (1, 0))), np.zeros((count, 0))
+        return SceneAttention(own, none, none)
 
 
 def path_in_steps(points: list[list[float]], steps: int) -> np.ndarray:
@@ -246,7 +237,13 @@ def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served
         }
 
     first = next(iter(pages.values()))
-    return Served(first.page(), {"/v1/forecast": worker.alone(forecast)})
+    views = {
+        "start": lambda _: first.start(),
+        "draw": first.draw,
+        "frame": lambda request: first.frame(request["scene"], request["frame"]),
+    }
+    files = page_of_component(TITLE, Path(__file__).parent)
+    return Served(files, views, {"/v1/forecast": worker.alone(forecast)})
 
 
 def checked_rows(rows: Any) -> list[tuple[int, str, float, float]]:

@@ -15,8 +15,8 @@ from torch.testing import assert_close
 from hf_vanilla.app import page as shared
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.images.batches import image_processor
-from hf_vanilla.images.classifier import patch_attention
-from hf_vanilla.images.page import ImagePage, centred
+from hf_vanilla.images.classifier import load_classifier, patch_attention
+from hf_vanilla.images.page import centred, look
 from hf_vanilla.serve import Settings, served_by
 
 HOSTILE = "<img src=x onerror=\"window.broken='tag'\">"
@@ -34,8 +34,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(folder):
-    return ImagePage(str(folder))
+def classifier(folder):
+    return load_classifier(str(folder), device="cpu")
 
 
 def picture():
@@ -58,14 +58,14 @@ def received(url):
 
 def test_the_page_is_chosen_by_the_kind_of_the_model(folder, trained_run):
     served = served_by([str(folder), str(trained_run)], Settings(), Worker())
-    assert list(served.page.views) == ["look"]  # of the first model
+    assert list(served.views) == ["look"]  # of the first model
     assert {"/v1/classify", "/translate"} <= served.calls.keys()
 
 
-def test_the_service_classifies_what_the_page_does_and_refuses_the_rest(folder, page):
+def test_the_service_classifies_what_the_page_does_and_refuses_the_rest(folder, classifier):
     classify = served_by([str(folder)], Settings(), Worker()).calls["/v1/classify"]
     found = asyncio.run(classify({"image": sent(picture()), "top_k": 3}))
-    assert found == {"labels": page.look(sent(picture()), is_drawn=False)["labels"][:3]}
+    assert found == {"labels": look(classifier, sent(picture()), is_drawn=False)["labels"][:3]}
     for body, problem in (
         ([], "no JSON object"),
         ({}, "This is no picture: .* in a request, image is data:image/png;base64,"),
@@ -77,9 +77,9 @@ def test_the_service_classifies_what_the_page_does_and_refuses_the_rest(folder, 
             asyncio.run(classify(body))
 
 
-def test_labels_and_attention_are_those_of_the_classifier(page):
-    found = page.look(sent(picture()), is_drawn=False)
-    expected = patch_attention(page.classifier, picture())
+def test_labels_and_attention_are_those_of_the_classifier(classifier):
+    found = look(classifier, sent(picture()), is_drawn=False)
+    expected = patch_attention(classifier, picture())
     assert [guess["label"] for guess in found["labels"]] == [g.label for g in expected.guesses]
     assert len(found["labels"]) == 5
     assert found["labels"][0]["probability"] == pytest.approx(expected.guesses[0].probability)
@@ -91,8 +91,8 @@ def test_labels_and_attention_are_those_of_the_classifier(page):
     assert_close(rollout, expected.rollout.flatten(), rtol=0, atol=6e-7)
 
 
-def test_the_shown_image_is_what_the_model_sees(page):
-    shown = received(page.look(sent(picture()), is_drawn=False)["image"])
+def test_the_shown_image_is_what_the_model_sees(classifier):
+    shown = received(look(classifier, sent(picture()), is_drawn=False)["image"])
     resized = picture().resize((20, 15), Image.Resampling.BILINEAR)
     difference = np.asarray(shown, int) - np.asarray(resized, int)
     assert shown.size == (20, 15)
@@ -112,9 +112,9 @@ def test_a_thin_drawing_is_scaled_and_not_squared_at_its_full_length():
     assert centred(Image.new("RGB", (20_000, 3), (255, 255, 255))).size == (512, 512)
 
 
-def test_a_drawing_of_nothing_is_an_error(page):
+def test_a_drawing_of_nothing_is_an_error(classifier):
     with pytest.raises(ValueError, match="Nothing is drawn: draw with the pressed mouse"):
-        page.look(sent(Image.new("RGB", (64, 64))), is_drawn=True)
+        look(classifier, sent(Image.new("RGB", (64, 64))), is_drawn=True)
 
 
 @pytest.mark.parametrize(
@@ -127,20 +127,21 @@ def test_a_drawing_of_nothing_is_an_error(page):
         ("None", "This is no picture"),
     ],
 )
-def test_what_is_no_picture_is_one_line(page, url, problem):
+def test_what_is_no_picture_is_one_line(classifier, url, problem):
     with pytest.raises(ValueError, match=f"^[^\n]*{problem}[^\n]*$"):
-        page.look(url, is_drawn=False)
+        look(classifier, url, is_drawn=False)
 
 
-def test_too_many_bytes_are_refused_before_they_are_decoded(page, monkeypatch):
+def test_too_many_bytes_are_refused_before_they_are_decoded(classifier, monkeypatch):
     monkeypatch.setattr(shared, "MOST_BYTES", 2**20)
     monkeypatch.setattr(shared, "open_image", lambda *_, **__: pytest.fail("opened"))
     with pytest.raises(ValueError, match="The picture has more than 1 MiB: make it smaller"):
-        page.look("data:image/png;base64," + "A" * 2**21, is_drawn=False)
+        look(classifier, "data:image/png;base64," + "A" * 2**21, is_drawn=False)
 
 
-def test_the_line_about_the_model(page):
-    assert "7 labels, 2 layers, 3 heads, 15 x 20 pixels" in page.about()
+def test_the_line_about_the_model(folder):
+    index = served_by([str(folder)], Settings(), Worker()).files["index.html"]
+    assert "7 labels, 2 layers, 3 heads, 15 x 20 pixels" in index
 
 
 # --- in a browser ------------------------------------------------------------------------------
@@ -165,16 +166,16 @@ def files(tmp_path_factory):
 
 @pytest.mark.slow
 @needs_chromium
-def test_the_page_works_by_mouse(visit, page, files):
+def test_the_page_works_by_mouse(visit, classifier, files):
     with visit() as tab:
-        by_mouse(tab, page, files)
+        by_mouse(tab, classifier, files)
 
 
 @pytest.mark.release
 @needs_chromium
-def test_the_page_works_by_keyboard(visit, page, files):
+def test_the_page_works_by_keyboard(visit, classifier, files):
     with visit() as tab:
-        expected = page.look(sent(picture()), is_drawn=False)
+        expected = look(classifier, sent(picture()), is_drawn=False)
         choose_by_key(tab, files / "picture.png")
         tab.locator(".labels li").nth(4).wait_for()
         assert violations(tab, ".images") == []
@@ -212,7 +213,7 @@ def test_the_page_works_by_touch_and_nothing_moves_on_a_slow_phone(visit, files)
         assert violations(tab, ".images") == []
 
 
-def by_mouse(tab, page, files):
+def by_mouse(tab, classifier, files):
     """Draw a line, clear it, choose a picture, look at all layers, choose a file that is none."""
     pad, labels = tab.get_by_label("Draw here with the mouse"), tab.locator(".labels li")
     box = pad.bounding_box()
@@ -224,7 +225,7 @@ def by_mouse(tab, page, files):
     tab.get_by_role("button", name="Clear the drawing").click()
     labels.first.wait_for(state="hidden")
 
-    expected = page.look(sent(picture()), is_drawn=False)
+    expected = look(classifier, sent(picture()), is_drawn=False)
     tab.locator("input.file").set_input_files(files / "picture.png")
     labels.nth(4).wait_for()
     names = [guess["label"] for guess in expected["labels"]]

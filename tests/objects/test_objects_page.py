@@ -13,8 +13,8 @@ from PIL import Image
 
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.objects import page as objects_page
-from hf_vanilla.objects.detector import object_attention
-from hf_vanilla.objects.page import ObjectsPage
+from hf_vanilla.objects.detector import load_detector, object_attention
+from hf_vanilla.objects.page import look
 from hf_vanilla.serve import Settings, served_by
 
 HOSTILE = "<img src=x onerror=\"window.broken='tag'\">"
@@ -30,8 +30,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(folder):
-    return ObjectsPage(str(folder))
+def detector(folder):
+    return load_detector(str(folder), device="cpu")
 
 
 def picture(width=96, height=64):
@@ -56,13 +56,13 @@ def in_255ths(weights):
 
 
 def test_the_page_is_chosen_by_the_kind_of_the_model(folder):
-    assert "Objects" in served_by([str(folder)], Settings(), Worker()).page.files["index.html"]
+    assert "Objects" in served_by([str(folder)], Settings(), Worker()).files["index.html"]
 
 
-def test_the_service_detects_what_the_page_does(folder, page):
+def test_the_service_detects_what_the_page_does(folder, detector):
     detect = served_by([str(folder)], Settings(), Worker()).calls["/v1/detect"]
     found = asyncio.run(detect({"image": sent(picture()), "threshold": 0}))["objects"]
-    shown = page.look(sent(picture()))["objects"]
+    shown = look(detector, sent(picture()))["objects"]
     assert [one["label"] for one in found] == [one["label"] for one in shown]
     # eager attention of the page, fused one of the service
     for ours, theirs in zip(found, shown, strict=True):
@@ -72,10 +72,10 @@ def test_the_service_detects_what_the_page_does(folder, page):
         asyncio.run(detect({"image": sent(picture()), "threshold": "much"}))
 
 
-def test_objects_and_attention_are_those_of_the_detector(page):
-    found = page.look(sent(picture()))
-    expected = object_attention(page.detector, picture())
-    names = page.detector.label_names
+def test_objects_and_attention_are_those_of_the_detector(detector):
+    found = look(detector, sent(picture()))
+    expected = object_attention(detector, picture())
+    names = detector.label_names
     assert found["grid"] == list(expected.cross.shape[1:])
     assert [o["label"] for o in found["objects"]] == [names[i] for i in expected.found.labels]
     assert [o["score"] for o in found["objects"]] == expected.found.scores.tolist()
@@ -88,23 +88,24 @@ def test_objects_and_attention_are_those_of_the_detector(page):
     assert abs(rows(found["encoder"], places) - in_255ths(encoder)).max() <= 0.51
 
 
-def test_a_large_picture_is_shown_smaller_and_its_encoder_weights_may_stay_out(page, monkeypatch):
+def test_a_large_picture_is_smaller_and_its_encoder_weights_may_stay_out(detector, monkeypatch):
     monkeypatch.setattr(objects_page, "SHOWN_PIXELS", 48)
     monkeypatch.setattr(objects_page, "MOST_POSITIONS", 10)
-    found = page.look(sent(picture()))
+    found = look(detector, sent(picture()))
     shown = Image.open(io.BytesIO(base64.b64decode(found["image"].partition(",")[2])))
     assert shown.size == (48, 32)
     assert found["encoder"] == ""
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1/a.png", "data:image/png;base64,aGVsbG8="])
-def test_what_is_no_picture_is_one_line(page, url):
+def test_what_is_no_picture_is_one_line(detector, url):
     with pytest.raises(ValueError, match=r"^[^\n]*picture[^\n]*$"):
-        page.look(url)
+        look(detector, url)
 
 
-def test_the_line_about_the_model(page):
-    assert "4 classes, 7 queries, 1 + 2 layers" in page.about()
+def test_the_line_about_the_model(folder):
+    index = served_by([str(folder)], Settings(), Worker()).files["index.html"]
+    assert "4 classes, 7 queries, 1 + 2 layers" in index
 
 
 # --- in a browser ------------------------------------------------------------------------------
@@ -127,9 +128,9 @@ def files(tmp_path_factory):
 
 @pytest.mark.slow
 @needs_chromium
-def test_the_page_works_by_mouse(visit, page, files):
+def test_the_page_works_by_mouse(visit, detector, files):
     with visit() as tab:
-        by_mouse(tab, page, files)
+        by_mouse(tab, detector, files)
 
 
 @pytest.mark.slow
@@ -154,8 +155,8 @@ def test_the_hint_names_only_what_can_be_chosen(visit, files, monkeypatch):
 
 @pytest.mark.release
 @needs_chromium
-def test_the_page_works_by_keyboard(visit, page, files):
-    found = page.look(sent(picture()))
+def test_the_page_works_by_keyboard(visit, detector, files):
+    found = look(detector, sent(picture()))
     height, width = found["grid"]
     with visit() as tab:
         choose_by_key(tab, files / "picture.png")
@@ -185,8 +186,8 @@ def test_the_page_works_by_keyboard(visit, page, files):
 
 @pytest.mark.release
 @needs_chromium
-def test_the_page_works_by_touch_and_nothing_moves_on_a_slow_phone(visit, page, files):
-    found = page.look(sent(picture()))
+def test_the_page_works_by_touch_and_nothing_moves_on_a_slow_phone(visit, detector, files):
+    found = look(detector, sent(picture()))
     height, width = found["grid"]
     with visit(is_slow=True, **PHONE) as tab:
         tab.locator("input.file").set_input_files(files / "high.png")
@@ -208,11 +209,11 @@ def test_the_page_works_by_touch_and_nothing_moves_on_a_slow_phone(visit, page, 
         assert shown_weights(tab) == last.tolist()
 
 
-def by_mouse(tab, page, files):
+def by_mouse(tab, detector, files):
     """Choose a picture, lower the threshold, click a box, walk through places by keys."""
     tab.locator("input.file").set_input_files(files / "picture.png")
     tab.locator("canvas.picture").wait_for()
-    found = page.look(sent(picture()))
+    found = look(detector, sent(picture()))
     tab.locator("input.score").fill("0.99")
     assert tab.locator(".boxes button").count() == 0
     tab.locator("input.score").fill("0")
@@ -233,7 +234,7 @@ def by_mouse(tab, page, files):
     tab.locator("canvas.picture").press("ArrowLeft")
     assert shown_weights(tab) == encoder[middle - 1].tolist()
     tab.get_by_role("radio", name="what attends to it").check()
-    weights = object_attention(page.detector, picture()).encoder.flatten(2).flatten(0, 1)
+    weights = object_attention(detector, picture()).encoder.flatten(2).flatten(0, 1)
     column = weights[:, middle - 1]
     rounding = float(0.51 * weights.max() / column.max())  # each row has its own steps
     expected = (255 * column / column.max()).numpy()

@@ -189,23 +189,23 @@ def test_words_are_aligned_by_weights_that_are_there_as_by_the_command(trained, 
     for pair in ((source, target), ("two", "zwei drei"), ("six five", "x")):
         seen = attentions(*trained, pair[0], translation=pair[1])
         found = aligned_words(seen, trained[1], pair[0], head)
-        assert [found.links] == Aligner(*trained, head).align([pair])
-        assert (found.source, found.target) == (pair[0].split(), pair[1].split())
-        assert found.head == (head or AlignmentHead(layer=0))
-        words = [*found.starts, len(seen.target) - 1]  # the end token is no word
+        assert [found["links"]] == Aligner(*trained, head).align([pair])
+        assert (found["source"], found["target"]) == (pair[0].split(), pair[1].split())
+        assert found["head"] == vars(head or AlignmentHead(layer=0))
+        words = [*found["starts"], len(seen.target) - 1]  # the end token is no word
         texts = ["".join(seen.target[a:b]).replace("␣", "") for a, b in pairwise(words)]
-        assert texts == found.target
+        assert texts == found["target"]
 
 
 def test_a_translation_that_ends_at_its_limit_is_aligned_too(trained):
     ids = trained[1](text_target="drei eins").input_ids[:-1]
     seen = attentions(*trained, "three one", translation=ids)
     found = aligned_words(seen, trained[1], "three one", AlignmentHead(layer=0, is_next=True))
-    assert found.target == ["drei", "eins"]
-    assert [j for _, j in sorted(found.links, key=lambda link: link[1])] == [0, 1]
+    assert found["target"] == ["drei", "eins"]
+    assert [j for _, j in sorted(found["links"], key=lambda link: link[1])] == [0, 1]
     empty = attentions(*trained, "three one", translation=[trained[1].eos_token_id])
     found = aligned_words(empty, trained[1], "three one")
-    assert (found.target, found.starts, found.links) == ([], [], [])
+    assert (found["target"], found["starts"], found["links"]) == ([], [], [])
 
 
 def test_words_of_two_vocabularies_or_of_a_head_that_is_not_there_are_not_aligned(trained):

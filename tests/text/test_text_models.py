@@ -1,16 +1,15 @@
-"""The models of the page of translation: any name, several visitors at once."""
+"""The models of the service of translation: any name, several visitors at once."""
 
 import asyncio
 import shutil
 
 import pytest
-import torch
 
 from hf_vanilla.app.worker import Worker
-from hf_vanilla.text import page_service
+from hf_vanilla.text import served_models
 from hf_vanilla.text.loading import load_translator
-from hf_vanilla.text.page_search import Search
-from hf_vanilla.text.page_service import PageService
+from hf_vanilla.text.page import TextPage
+from hf_vanilla.text.served_models import ServedModels
 from hf_vanilla.text.translator import translate
 
 SENTENCE = "three one four"
@@ -52,31 +51,28 @@ def copied(trained_run, tmp_path):
     return shutil.copytree(trained_run, tmp_path / "model", ignore=skipped)
 
 
-def ask(name):
-    return PageService(max_tokens=40).translate(str(name), SENTENCE, Search(2))
-
-
 @pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
 def test_a_broken_folder_is_reported_in_one_line_and_not_cached(copied, trained_run, damage):
     damage(copied)
+    models = ServedModels()
     with pytest.raises(ValueError, match=r"^This model cannot be used\. \S") as caught:
-        ask(copied)
+        models.load(str(copied))
     assert "\n" not in str(caught.value)
     shutil.rmtree(copied)
     shutil.copytree(trained_run, copied)  # repaired
-    assert ask(copied).hypotheses
+    assert models.load(str(copied)).model
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "not there", "\0", "x" * 5000, "../..", "a:b"])
 def test_a_name_of_no_model_is_reported(name):
     with pytest.raises(ValueError, match=r"This model cannot be used\. \S"):
-        ask(name)
+        ServedModels().load(name)
 
 
 @pytest.mark.parametrize("name", ["", " "])
 def test_an_empty_name_is_reported(name):
     with pytest.raises(ValueError, match="No model is named"):
-        ask(name)
+        ServedModels().load(name)
 
 
 # --- several visitors --------------------------------------------------------------------------
@@ -84,17 +80,15 @@ def test_an_empty_name_is_reported(name):
 
 def test_visitors_at_once_get_the_results_of_one_visitor(copied, trained_run, trained):
     expected = dict(zip(SENTENCES, translate(*trained, SENTENCES), strict=True))
-    service = PageService(max_tokens=40)
+    page = TextPage(str(trained_run), str(copied))
     beams = trained[0].generation_config.num_beams
 
     def visit(turn):
-        name = str((trained_run, copied)[turn % 2])
         sentence = SENTENCES[turn % len(SENTENCES)]
-        result = service.translate(name, sentence, Search(beams))
-        assert result.sentence == sentence
-        sums = result.attentions.encoder.sum(-1)
-        torch.testing.assert_close(sums, torch.ones_like(sums))
-        return result.hypotheses[0].text == expected[sentence]
+        model = page.start()["models"][turn % 2]
+        found = page.translate({"text": sentence, "beams": beams, "model": model})
+        assert found["sentence"] == sentence
+        return found["hypotheses"][0]["text"] == expected[sentence]
 
     assert all(at_once(visit, range(24)))
 
@@ -106,9 +100,9 @@ def test_a_model_that_many_ask_for_is_loaded_once(trained_run, monkeypatch):
         loaded.append(name)
         return load_translator(name, **options)
 
-    monkeypatch.setattr(page_service, "load_translator", load)
-    service = PageService()
-    assert len(set(at_once(service.describe, [str(trained_run)] * 4))) == 1
+    monkeypatch.setattr(served_models, "load_translator", load)
+    found = at_once(ServedModels().load, [str(trained_run)] * 4)
+    assert len({id(served.model) for served in found}) == 1
     assert loaded == [str(trained_run)]
 
 
@@ -119,8 +113,8 @@ def test_the_least_recently_used_model_is_dropped(trained_run, tmp_path, monkeyp
         loaded.append(name)
         return load_translator(str(trained_run))
 
-    monkeypatch.setattr(page_service, "load_translator", load)
-    service = PageService(cached_models=2)
+    monkeypatch.setattr(served_models, "load_translator", load)
+    models = ServedModels(size=2)
     for name in ("a", "b", "a", "c", "a", "b"):
-        service.describe(name)
+        models.load(name)
     assert loaded == ["a", "b", "c", "b"]

@@ -30,14 +30,14 @@ SENTENCE = "three one four"
 
 @pytest.fixture(scope="module")
 def page(trained_run):
-    return TextPage(str(trained_run), max_tokens=40)
+    return TextPage(str(trained_run))
 
 
 @pytest.fixture
 def ask(page):
     def ask(function="translate", **changes):
         asked = {"model": "trained", "text": SENTENCE, "beams": 3, **changes}
-        found = page.page().views[function](asked)
+        found = getattr(page, function)(asked)
         json.dumps(found, allow_nan=False)
         return found
 
@@ -56,7 +56,7 @@ def test_the_answer_has_the_n_best_list_with_penalties(ask, trained):
 
 
 def test_without_a_length_penalty_of_its_own_a_model_divides_by_the_length(page, ask, monkeypatch):
-    decoding = page.service.load(page.model)[0].generation_config
+    decoding = page.models.load(page.model).model.generation_config
     monkeypatch.setattr(decoding, "length_penalty", None)
     monkeypatch.setattr(decoding, "length_penalty_form", "power")
     found = ask()
@@ -152,7 +152,7 @@ def test_the_words_are_aligned_by_the_head_that_is_saved_with_the_model(trained_
     model = shutil.copytree(trained_run, tmp_path / "model")
     best = {"layer": 0, "head": 1, "is_next": True}
     (model / "alignment.json").write_text(json.dumps({"best": best}))
-    own = TextPage(str(model), max_tokens=40)
+    own = TextPage(str(model))
     asked = {"model": "model", "text": "two six", "beams": 2}
     found = own.translate(asked)
     assert found["attention"]["words"]["head"] == best
@@ -189,7 +189,7 @@ def test_the_vectors_of_a_layer_are_sent(ask):
 def test_what_cannot_be_answered_is_one_line(page, function, changes, problem):
     asked = {"model": "trained", "text": SENTENCE, "beams": 3, **changes}
     with pytest.raises(ValueError, match=rf"^[^\n]*{re.escape(problem)}[^\n]*$"):
-        page.page().views[function](asked)
+        getattr(page, function)(asked)
 
 
 def test_visitors_read_no_folder_outside_the_given_one(trained_run, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from hf_vanilla.text.alignments import Aligner
 from hf_vanilla.text.attentions import CROSS, attentions
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.n_best import best_translations
-from hf_vanilla.text.page_service import PageService
+from hf_vanilla.text.page import TextPage
 from hf_vanilla.text.translator import translate
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -189,13 +189,13 @@ def test_another_model_and_text_from_right_to_left(visit, deep):
 
 
 def test_a_late_answer_to_a_view_leaves_a_newer_message(visit, monkeypatch):
-    released, inside = threading.Event(), PageService.inside
+    released, inside = threading.Event(), TextPage.inside
 
     def late(*arguments, **others):
         released.wait(60)
         return inside(*arguments, **others)
 
-    monkeypatch.setattr(PageService, "inside", late)
+    monkeypatch.setattr(TextPage, "inside", late)
     tab = asked(visit())
     show(tab, "layer")
     tab.get_by_label("Sentence", exact=True).first.fill("")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_vanilla.text.page_search import Lengths, Sampling, filled_in
+from hf_vanilla.text.page_search import LENGTHS, SAMPLING, Search, filled_in
 
 
 def test_settings_of_sampling_that_are_no_numbers_in_range_are_refused():
@@ -21,14 +21,15 @@ def test_settings_of_sampling_that_are_no_numbers_in_range_are_refused():
     ]
     for name, text, problem in cases:
         with pytest.raises(ValueError, match=problem) as caught:
-            filled_in(Sampling, {name: text})
+            filled_in(SAMPLING, {name: text})
         assert len(str(caught.value)) < 120
 
 
-def test_blank_settings_of_sampling_have_their_defaults():
-    assert filled_in(Sampling, {"temperature": " ", "seed": "3"}) == Sampling(seed=3)
+def test_blank_settings_of_sampling_are_not_given():
+    assert filled_in(SAMPLING, {"temperature": " ", "seed": "3"}) == {"seed": 3}
     fields = {"temperature": "0.5", "top_k": "4", "top_p": "0.25", "seed": "0"}
-    assert filled_in(Sampling, fields) == Sampling(temperature=0.5, top_k=4, top_p=0.25, seed=0)
+    numbers = {"temperature": 0.5, "top_k": 4, "top_p": 0.25, "seed": 0}
+    assert filled_in(SAMPLING, fields) == numbers
 
 
 @pytest.mark.parametrize(
@@ -41,4 +42,4 @@ def test_blank_settings_of_sampling_have_their_defaults():
 )
 def test_lengths_out_of_range_are_refused(texts, problem):
     with pytest.raises(ValueError, match=problem):
-        filled_in(Lengths, texts)
+        Search(2, lengths=filled_in(LENGTHS, texts))

@@ -16,7 +16,7 @@ from num2words import num2words
 
 from hf_vanilla import demo_model
 from hf_vanilla.app import access, server
-from hf_vanilla.app.page import Page, Served
+from hf_vanilla.app.page import Served
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.serve import ServeOptions, Settings, bound, serve, served_by
 from hf_vanilla.text.decoding import generated_texts
@@ -307,7 +307,7 @@ def test_a_name_that_is_no_name_is_refused_without_a_line_in_the_log(address, ca
 
 
 def test_a_name_of_the_service_may_have_capitals():
-    access.Access(host="My-Machine").check_host("My-Machine:7860")
+    access.Access(host="My-Machine").check_names("My-Machine:7860", None)
 
 
 def test_keys_and_another_origin(tmp_path):
@@ -391,14 +391,14 @@ def test_a_full_queue_a_slow_client_and_one_that_leaves(monkeypatch):
 def test_a_client_that_does_not_read_its_answer_does_not_stop_the_end(monkeypatch):
     monkeypatch.setattr(server, "END_SECONDS", 1)
     listener, worker = bound("127.0.0.1", None), Worker()
-    large = Served(Page({}, {}), {}, {"/large": lambda: "x" * 2**25})
+    large = Served({}, {}, {}, {"/large": lambda: "x" * 2**25})
     service = server.Server(large, listener, worker, access.Access())
     thread = threading.Thread(target=service.run, daemon=True)
     thread.start()
     client = http.client.HTTPConnection(*listener.getsockname(), timeout=60)
     client.request("GET", "/large")
     assert client.getresponse().status == 200
-    service.stop()
+    service.should_exit = True
     thread.join(30)
     assert not thread.is_alive()
     client.close()

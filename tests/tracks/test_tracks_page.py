@@ -175,7 +175,7 @@ def test_models_of_scenes_have_the_page_of_tracks(joint_folder, tracks, tmp_path
     scene_model("early full").float().save_pretrained(tmp_path)
     for model in (joint_folder, str(tmp_path)):
         served = served_by([model], Settings(tracks=tracks, frame_seconds=0.4), Worker())
-        assert list(served.page.views) == ["start", "draw", "frame"]
+        assert list(served.views) == ["start", "draw", "frame"]
 
 
 def test_a_joint_model_shows_whom_each_agent_looks_at(scene_page):
