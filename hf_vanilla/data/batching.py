@@ -176,7 +176,11 @@ class TokenBatchSampler(Sampler[list[int]]):
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches(self._epoch))
+        return (self.batch(self._epoch, index) for index in range(len(self)))
+
+    def __getitem__(self, number: int) -> list[int]:
+        """Row numbers of batch `number`, counted on from epoch to epoch without a gap."""
+        return self.batch(*divmod(number, len(self)))
 
     def describe(self) -> str:
         """The number of batches of an epoch, and how much of them is padding."""
@@ -185,9 +189,9 @@ class TokenBatchSampler(Sampler[list[int]]):
             f"{self.target_padding:.1%} of target tokens"
         )
 
-    def batches(self, epoch: int) -> "EpochBatches":
-        """All batches of an epoch, each a list of row numbers that is made on access."""
-        return EpochBatches(self, epoch)
+    def batches(self, epoch: int) -> list[list[int]]:
+        """All batches of an epoch, each a list of row numbers."""
+        return [self.batch(epoch, index) for index in range(len(self))]
 
     def batch(self, epoch: int, index: int) -> list[int]:
         """Row numbers of one batch of an epoch."""
@@ -204,30 +208,6 @@ class TokenBatchSampler(Sampler[list[int]]):
         found = rows[self._bounds[number] : self._bounds[number + 1]].tolist()
         size = len(found) if self._sizes is None else self._sizes[number]
         return found + [EMPTY_ROW] * (size - len(found))
-
-
-class EpochBatches(Sequence[list[int]]):
-    """The batches of one epoch in order.
-
-    Args:
-        sampler: makes the batches.
-        epoch: which epoch.
-        indices: which of its batches; default: all.
-    """
-
-    def __init__(
-        self, sampler: TokenBatchSampler, epoch: int, indices: range | None = None
-    ) -> None:
-        self._sampler, self._epoch = sampler, epoch
-        self._indices = range(len(sampler)) if indices is None else indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return EpochBatches(self._sampler, self._epoch, self._indices[index])
-        return self._sampler.batch(self._epoch, self._indices[index])
 
 
 class PairCollator:
@@ -322,13 +302,11 @@ class RowOrder:
         rows: how many there are; None: endlessly many, which come by their numbers.
         size: rows of a micro-batch.
         seed: of the order.
-        unit: what a row is, in the plural.
     """
 
     rows: int | None
     size: int
     seed: int
-    unit: str = "rows"
 
     def __getitem__(self, number: int) -> list[int]:
         """Row numbers of micro-batch `number` of the run."""
@@ -337,10 +315,6 @@ class RowOrder:
             return list(indices)
         places = (divmod(index, self.rows) for index in indices)
         return [int(shuffled(self.rows, self.seed, epoch)[row]) for epoch, row in places]
-
-    def describe(self) -> str:
-        """The size in words."""
-        return f"{self.size:,} {self.unit}"
 
 
 @lru_cache(maxsize=2)

@@ -248,13 +248,8 @@ class MixtureOrder:
         chosen = self._chosen(block)
         corpus = int(chosen[place])
         visit = int(self._counts[block][corpus]) + int((chosen[:place] == corpus).sum())
-        sampler, first = self._samplers[corpus], self._firsts[corpus]
-        rows = sampler.batch(*divmod(visit, len(sampler)))
+        rows, first = self._samplers[corpus][visit], self._firsts[corpus]
         return [row if row == EMPTY_ROW else first + row for row in rows]
-
-    def describe(self) -> str:
-        """The corpora in words."""
-        return f"one of {len(self._corpora)} corpora"
 
     def _chosen(self, block: int) -> np.ndarray:
         """The corpus of each micro-batch of a block."""

@@ -17,7 +17,7 @@ from hf_vanilla.models.search_vanilla_decoder import StepGraph
 
 from .checkpointing import all_checkpoints
 from .preparation import PreparedRun
-from .task import Batch, Order, Task, Work
+from .task import Batch, Task, Work
 
 # runs with neighbouring seeds share no seed within their first million micro-batches
 SEED_STEP = 1_000_003
@@ -70,7 +70,7 @@ class _Batches(Dataset):
     An error is returned: torch would put the traceback of a worker process into its message.
     """
 
-    def __init__(self, task: Task, order: Order, seed: int) -> None:
+    def __init__(self, task: Task, order: Any, seed: int) -> None:
         self._task, self._order, self._seed = task, order, seed
 
     def __getitem__(self, number: int) -> Batch | ValueError | OSError:
