@@ -263,13 +263,12 @@ def filled_up(
     return filled
 
 
-def padded(sequences: Sequence[Sequence[int]], value: int) -> Tensor:
-    """Sequences of ids as one `(B, L)` int64 tensor, padded on the right with `value`."""
-    return padded_with_mask(sequences, value)[0]
-
-
 def padded_with_mask(sequences: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
-    """`padded`, and its attention mask `(B, L)` int64: 1 where a row has a token."""
+    """Sequences of ids, padded on the right with `value`, and their attention mask.
+
+    Returns:
+        Two `(B, L)` int64 tensors; the mask is 1 where a row has a token.
+    """
     lengths = np.array([len(sequence) for sequence in sequences])
     return _padded_table(np.concatenate(sequences), lengths, value)
 

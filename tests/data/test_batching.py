@@ -19,7 +19,7 @@ from hf_vanilla.data.batching import (
     batch_bounds,
     bucket_widths,
     filled_up,
-    padded,
+    padded_with_mask,
 )
 from hf_vanilla.text.encoding import LengthLimits, encode_pairs
 
@@ -266,7 +266,7 @@ def test_an_arrow_table_gives_the_same_batch_as_its_rows(encoded):
 
 
 def test_padded_accepts_arrays_and_lists():
-    assert padded([np.array([2, 3]), [5]], 7).tolist() == [[2, 3], [5, 7]]
+    assert padded_with_mask([np.array([2, 3]), [5]], 7)[0].tolist() == [[2, 3], [5, 7]]
 
 
 def test_a_dataloader_takes_sampler_rows_and_collator(encoded):
