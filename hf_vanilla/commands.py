@@ -44,14 +44,15 @@ class Command:
 
 
 def _command(help: str, parts: str) -> Command:
-    """A command whose parts, `MODULE:ACTION:OPTIONS`, are in one module of this package."""
-    module, action, options = parts.split(":")
-    return Command(help, f"hf_vanilla.{module}:{action}", f"hf_vanilla.{module}:{options}")
+    """A command whose parts, `MODULE:ACTION,OPTIONS`, are in one module of this package."""
+    module, names = parts.split(":")
+    action, options = (f"hf_vanilla.{module}:{name}" for name in names.split(","))
+    return Command(help, action, options)
 
 
 COMMANDS = {
     "demo": _command(
-        "train a small model in minutes, translate, score and draw", "text.demo:demo:read_demo"
+        "train a small model in minutes, translate, score and draw", "text.demo:demo,read_demo"
     ),
     "train": Command(
         "train a model by a recipe, resume or fine-tune one",
@@ -60,87 +61,87 @@ COMMANDS = {
     ),
     "translate": _command(
         "translate a file or stdin, one sentence per line",
-        "text.file_translation:translate_file:TranslateOptions",
+        "text.file_translation:translate_file,TranslateOptions",
     ),
     "translate-corpus": _command(
         "translate any number of lines; resumes after a stop",
-        "text.corpus_translation:translate_corpus:CorpusOptions",
+        "text.corpus_translation:translate_corpus,CorpusOptions",
     ),
     "classify": _command(
         "label images: files, folders, or paths from stdin",
-        "images.classifier:classify_files:read_classification",
+        "images.classifier:classify_files,read_classification",
     ),
     "detect": _command(
         "find objects in images: files, folders, or paths from stdin",
-        "objects.detector:detect_files:read_detection",
+        "objects.detector:detect_files,read_detection",
     ),
     "inspect-data": _command(
         "report what is in a detection data set, and what is wrong",
-        "objects.report:inspect_dataset:InspectOptions",
+        "objects.report:inspect_dataset,InspectOptions",
     ),
     "forecast": _command(
         "predict where the agents of a table of positions go",
-        "tracks.forecast:forecast_file:ForecastOptions",
+        "tracks.forecast:forecast_file,ForecastOptions",
     ),
     "evaluate": _command(
         "score a model: BLEU and chrF, image accuracy, AP, tracks",
-        "training.validation:evaluate:read_evaluation",
+        "training.validation:evaluate,read_evaluation",
     ),
     "score": _command(
-        "log-probabilities of given translations", "text.pair_files:score_files:ScoreOptions"
+        "log-probabilities of given translations", "text.pair_files:score_files,ScoreOptions"
     ),
     "align": _command(
         "word alignments of given translations, by attention",
-        "text.pair_files:align_files:AlignOptions",
+        "text.pair_files:align_files,AlignOptions",
     ),
     "convert": _command(
         "convert models of OPUS-MT, fairseq, torch.nn, ViT, ...",
-        "convert.formats:convert:read_conversion",
+        "convert.formats:convert,read_conversion",
     ),
     "export": _command(
-        "write a model for CTranslate2 or ONNX Runtime", "convert.export:export:read_export"
+        "write a model for CTranslate2 or ONNX Runtime", "convert.export:export,read_export"
     ),
     "quantize": _command(
         "write a translation model with int8 weights, for CPUs",
-        "convert.export:quantize_folder:QuantizeOptions",
+        "convert.export:quantize_folder,QuantizeOptions",
     ),
     "distill": _command(
         "train a small fast student from a teacher, in stages",
-        "convert.distill:distill:DistillOptions",
+        "convert.distill:distill,DistillOptions",
     ),
     "plot": _command(
-        "draw attention, curves, patches, objects, tracks", "plots.figures:plot:read_plot"
+        "draw attention, curves, patches, objects, tracks", "plots.figures:plot,read_plot"
     ),
-    "push": _command("push a model folder to the Hub", "hub.push:push_folder:PushOptions"),
+    "push": _command("push a model folder to the Hub", "hub.push:push_folder,PushOptions"),
     "serve": _command(
-        "serve models over HTTP, with the API of LibreTranslate", "serve:serve:ServeOptions"
+        "serve models over HTTP, with the API of LibreTranslate", "serve:serve,ServeOptions"
     ),
     "app": _command(
-        "use a model in a browser, and see its attention weights", "serve:open_app:AppOptions"
+        "use a model in a browser, and see its attention weights", "serve:open_app,AppOptions"
     ),
     "page": _command(
         "write a page that translates in a browser without a server",
-        "text.static_page:write_page:PageOptions",
+        "text.static_page:write_page,PageOptions",
     ),
     "train-tokenizer": _command(
         "train a tokenizer on text files",
-        "text.tokenizer_training:train_tokenizer_on_files:TrainTokenizerOptions",
+        "text.tokenizer_training:train_tokenizer_on_files,TrainTokenizerOptions",
     ),
     "prepare": _command(
         "tokenize a corpus into shards that training reads",
-        "text.prepare:prepare_shards:PrepareOptions",
+        "text.prepare:prepare_shards,PrepareOptions",
     ),
     "sweep": _command(
         "train the runs of a list with several seeds; resumable",
-        "training.sweep:run_sweep:read_sweep_command",
+        "training.sweep:run_sweep,read_sweep_command",
     ),
     "compare": _command(
         "compare the runs of a sweep: mean, deviation, bootstrap",
-        "training.comparison:compare_runs:read_comparison",
+        "training.comparison:compare_runs,read_comparison",
     ),
     "average": _command(
         "average the last or best checkpoints of a run",
-        "training.checkpointing:average_run:AverageOptions",
+        "training.checkpointing:average_run,AverageOptions",
     ),
 }
 

@@ -176,21 +176,15 @@ class TokenBatchSampler(Sampler[list[int]]):
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        return (self.batch(self._epoch, index) for index in range(len(self)))
+        epoch = self._epoch
+        return (self.batch(epoch, index) for index in range(len(self)))
 
     def __getitem__(self, number: int) -> list[int]:
-        """Row numbers of batch `number`, counted on from epoch to epoch without a gap."""
+        """Row numbers of batch `number` of a run, epoch after epoch without a gap."""
         return self.batch(*divmod(number, len(self)))
 
-    def describe(self) -> str:
-        """The number of batches of an epoch, and how much of them is padding."""
-        return (
-            f"{len(self)} batches; padding {self.source_padding:.1%} of source and "
-            f"{self.target_padding:.1%} of target tokens"
-        )
-
     def batches(self, epoch: int) -> list[list[int]]:
-        """All batches of an epoch, each a list of row numbers."""
+        """Row numbers of all batches of an epoch, which take memory."""
         return [self.batch(epoch, index) for index in range(len(self))]
 
     def batch(self, epoch: int, index: int) -> list[int]:
@@ -264,10 +258,9 @@ def filled_up(
 
 
 def padded_with_mask(sequences: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
-    """Sequences of ids, padded on the right with `value`, and their attention mask.
+    """Sequences of ids as `(B, L)` int64, padded on the right with `value`, and their mask.
 
-    Returns:
-        Two `(B, L)` int64 tensors; the mask is 1 where a row has a token.
+    The attention mask `(B, L)`, int64, is 1 where a row has a token.
     """
     lengths = np.array([len(sequence) for sequence in sequences])
     return _padded_table(np.concatenate(sequences), lengths, value)

@@ -248,8 +248,8 @@ class MixtureOrder:
         chosen = self._chosen(block)
         corpus = int(chosen[place])
         visit = int(self._counts[block][corpus]) + int((chosen[:place] == corpus).sum())
-        rows, first = self._samplers[corpus][visit], self._firsts[corpus]
-        return [row if row == EMPTY_ROW else first + row for row in rows]
+        sampler, first = self._samplers[corpus], self._firsts[corpus]
+        return [row if row == EMPTY_ROW else first + row for row in sampler[visit]]
 
     def _chosen(self, block: int) -> np.ndarray:
         """The corpus of each micro-batch of a block."""

@@ -270,8 +270,8 @@ def log_probs_of_pairs(
         sources, targets = zip(*(pairs[i] for i in batch), strict=True)
         logits = forced_outputs(model, sources, [row[:-1] for row in targets]).logits  # (B, T, V)
         ids, _ = padded_with_mask(targets, model.config.pad_token_id)
-        ids = ids.to(logits.device).unsqueeze(-1)
-        log_probs = logits.float().log_softmax(dim=-1).gather(-1, ids).squeeze(-1)  # (B, T)
+        chosen = ids.to(logits.device).unsqueeze(-1)
+        log_probs = logits.float().log_softmax(dim=-1).gather(-1, chosen).squeeze(-1)  # (B, T)
         for i, row in zip(batch, log_probs.tolist(), strict=True):
             found[i] = row[: len(pairs[i][1])]
             if any(map(math.isnan, found[i])):

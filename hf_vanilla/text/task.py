@@ -225,7 +225,10 @@ class TranslationTask(Task):
             seed=self.recipe.train.seed + number * SEED_OF_CORPUS,
             widths=self.widths,
         )
-        logger.info("an epoch%s: %s", of, sampler.describe())
+        logger.info(
+            "an epoch%s: %d batches; padding %.1f%% of source and %.1f%% of target tokens",
+            *(of, len(sampler), 100 * sampler.source_padding, 100 * sampler.target_padding),
+        )
         return sampler
 
     def batch(
