@@ -65,9 +65,7 @@ def described(parser: ArgumentParser) -> dict[str, Any]:
         if group._group_actions
     ]
     return {
-        "usage": parser.usage,
-        "description": parser.description,
-        "epilog": parser.epilog,
+        "texts": {name: getattr(parser, name) for name in ("usage", "description", "epilog")},
         "is_raw": parser.formatter_class is RawFormatter,
         "groups": groups,
     }
@@ -94,14 +92,7 @@ def described_parser(facts: dict[str, Any], program: str) -> ArgumentParser:
         program: how the command is called.
     """
     formatter: type[HelpFormatter] = RawFormatter if facts["is_raw"] else OptionFormatter
-    parser = ArgumentParser(
-        program,
-        facts["usage"],
-        facts["description"],
-        facts["epilog"],
-        formatter_class=formatter,
-        add_help=False,
-    )
+    parser = ArgumentParser(program, **facts["texts"], formatter_class=formatter, add_help=False)
     for described_group in facts["groups"]:
         group = parser.add_argument_group(described_group["title"])
         for option in described_group["options"]:

@@ -43,131 +43,105 @@ class Command:
     options: str
 
 
+def _command(help: str, parts: str) -> Command:
+    """A command whose parts, `MODULE:ACTION,OPTIONS`, are in one module of this package."""
+    module, names = parts.split(":")
+    action, options = (f"hf_vanilla.{module}:{name}" for name in names.split(","))
+    return Command(help, action, options)
+
+
 COMMANDS = {
-    "demo": Command(
-        "train a small model in minutes, translate, score and draw",
-        "hf_vanilla.text.demo:demo",
-        "hf_vanilla.text.demo:read_demo",
+    "demo": _command(
+        "train a small model in minutes, translate, score and draw", "text.demo:demo,read_demo"
     ),
     "train": Command(
         "train a model by a recipe, resume or fine-tune one",
         "hf_vanilla.training.run:train",
         "hf_vanilla.training.recipe:read_training",
     ),
-    "translate": Command(
+    "translate": _command(
         "translate a file or stdin, one sentence per line",
-        "hf_vanilla.text.file_translation:translate_file",
-        "hf_vanilla.text.file_translation:TranslateOptions",
+        "text.file_translation:translate_file,TranslateOptions",
     ),
-    "translate-corpus": Command(
+    "translate-corpus": _command(
         "translate any number of lines; resumes after a stop",
-        "hf_vanilla.text.corpus_translation:translate_corpus",
-        "hf_vanilla.text.corpus_translation:CorpusOptions",
+        "text.corpus_translation:translate_corpus,CorpusOptions",
     ),
-    "classify": Command(
+    "classify": _command(
         "label images: files, folders, or paths from stdin",
-        "hf_vanilla.images.classifier:classify_files",
-        "hf_vanilla.images.classifier:read_classification",
+        "images.classifier:classify_files,read_classification",
     ),
-    "detect": Command(
+    "detect": _command(
         "find objects in images: files, folders, or paths from stdin",
-        "hf_vanilla.objects.detector:detect_files",
-        "hf_vanilla.objects.detector:read_detection",
+        "objects.detector:detect_files,read_detection",
     ),
-    "inspect-data": Command(
+    "inspect-data": _command(
         "report what is in a detection data set, and what is wrong",
-        "hf_vanilla.objects.report:inspect_dataset",
-        "hf_vanilla.objects.report:InspectOptions",
+        "objects.report:inspect_dataset,InspectOptions",
     ),
-    "forecast": Command(
+    "forecast": _command(
         "predict where the agents of a table of positions go",
-        "hf_vanilla.tracks.forecast:forecast_file",
-        "hf_vanilla.tracks.forecast:ForecastOptions",
+        "tracks.forecast:forecast_file,ForecastOptions",
     ),
-    "evaluate": Command(
+    "evaluate": _command(
         "score a model: BLEU and chrF, image accuracy, AP, tracks",
-        "hf_vanilla.training.validation:evaluate",
-        "hf_vanilla.training.validation:read_evaluation",
+        "training.validation:evaluate,read_evaluation",
     ),
-    "score": Command(
-        "log-probabilities of given translations",
-        "hf_vanilla.text.pair_files:score_files",
-        "hf_vanilla.text.pair_files:ScoreOptions",
+    "score": _command(
+        "log-probabilities of given translations", "text.pair_files:score_files,ScoreOptions"
     ),
-    "align": Command(
+    "align": _command(
         "word alignments of given translations, by attention",
-        "hf_vanilla.text.pair_files:align_files",
-        "hf_vanilla.text.pair_files:AlignOptions",
+        "text.pair_files:align_files,AlignOptions",
     ),
-    "convert": Command(
+    "convert": _command(
         "convert models of OPUS-MT, fairseq, torch.nn, ViT, ...",
-        "hf_vanilla.convert.formats:convert",
-        "hf_vanilla.convert.formats:read_conversion",
+        "convert.formats:convert,read_conversion",
     ),
-    "export": Command(
-        "write a model for CTranslate2 or ONNX Runtime",
-        "hf_vanilla.convert.export:export",
-        "hf_vanilla.convert.export:read_export",
+    "export": _command(
+        "write a model for CTranslate2 or ONNX Runtime", "convert.export:export,read_export"
     ),
-    "quantize": Command(
+    "quantize": _command(
         "write a translation model with int8 weights, for CPUs",
-        "hf_vanilla.convert.export:quantize_folder",
-        "hf_vanilla.convert.export:QuantizeOptions",
+        "convert.export:quantize_folder,QuantizeOptions",
     ),
-    "distill": Command(
+    "distill": _command(
         "train a small fast student from a teacher, in stages",
-        "hf_vanilla.convert.distill:distill",
-        "hf_vanilla.convert.distill:DistillOptions",
+        "convert.distill:distill,DistillOptions",
     ),
-    "plot": Command(
-        "draw attention, curves, patches, objects, tracks",
-        "hf_vanilla.plots.figures:plot",
-        "hf_vanilla.plots.figures:read_plot",
+    "plot": _command(
+        "draw attention, curves, patches, objects, tracks", "plots.figures:plot,read_plot"
     ),
-    "push": Command(
-        "push a model folder to the Hub",
-        "hf_vanilla.hub.push:push_folder",
-        "hf_vanilla.hub.push:PushOptions",
+    "push": _command("push a model folder to the Hub", "hub.push:push_folder,PushOptions"),
+    "serve": _command(
+        "serve models over HTTP, with the API of LibreTranslate", "serve:serve,ServeOptions"
     ),
-    "serve": Command(
-        "serve models over HTTP, with the API of LibreTranslate",
-        "hf_vanilla.serve:serve",
-        "hf_vanilla.serve:ServeOptions",
+    "app": _command(
+        "use a model in a browser, and see its attention weights", "serve:open_app,AppOptions"
     ),
-    "app": Command(
-        "use a model in a browser, and see its attention weights",
-        "hf_vanilla.serve:open_app",
-        "hf_vanilla.serve:AppOptions",
-    ),
-    "page": Command(
+    "page": _command(
         "write a page that translates in a browser without a server",
-        "hf_vanilla.text.static_page:write_page",
-        "hf_vanilla.text.static_page:PageOptions",
+        "text.static_page:write_page,PageOptions",
     ),
-    "train-tokenizer": Command(
+    "train-tokenizer": _command(
         "train a tokenizer on text files",
-        "hf_vanilla.text.tokenizer_training:train_tokenizer_on_files",
-        "hf_vanilla.text.tokenizer_training:TrainTokenizerOptions",
+        "text.tokenizer_training:train_tokenizer_on_files,TrainTokenizerOptions",
     ),
-    "prepare": Command(
+    "prepare": _command(
         "tokenize a corpus into shards that training reads",
-        "hf_vanilla.text.prepare:prepare_shards",
-        "hf_vanilla.text.prepare:PrepareOptions",
+        "text.prepare:prepare_shards,PrepareOptions",
     ),
-    "sweep": Command(
+    "sweep": _command(
         "train the runs of a list with several seeds; resumable",
-        "hf_vanilla.training.sweep:run_sweep",
-        "hf_vanilla.training.sweep:read_sweep_command",
+        "training.sweep:run_sweep,read_sweep_command",
     ),
-    "compare": Command(
+    "compare": _command(
         "compare the runs of a sweep: mean, deviation, bootstrap",
-        "hf_vanilla.training.comparison:compare_runs",
-        "hf_vanilla.training.comparison:read_comparison",
+        "training.comparison:compare_runs,read_comparison",
     ),
-    "average": Command(
+    "average": _command(
         "average the last or best checkpoints of a run",
-        "hf_vanilla.training.checkpointing:average_run",
-        "hf_vanilla.training.checkpointing:AverageOptions",
+        "training.checkpointing:average_run,AverageOptions",
     ),
 }
 

@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from operator import ge, gt, le, lt
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypedDict, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypedDict, Union, Unpack, get_args, get_origin, get_type_hints
 
 from transformers.hf_argparser import string_to_bool
 
@@ -115,15 +115,29 @@ class Options:
                     _check_value(declared, one)
 
 
-def check_multiple(options: Any, name: str, of: str) -> None:
-    """Compare two whole numbers of a dataclass.
+@dataclass(frozen=True, kw_only=True)
+class RowOptions(Options):
+    """Base of data options that cut a step into micro-batches of equally many rows.
 
-    Raises:
-        ValueError: the first is not a multiple of the second.
+    Attributes:
+        rows: their plural name, in the options `ROWS_per_step` and `ROWS_per_batch`.
     """
-    value, divisor = getattr(options, name), getattr(options, of)
-    if value % divisor:
-        raise ValueError(f"{name}={value} is not a multiple of {of}={divisor}: change either")
+
+    rows: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        step, batch = self.rows_per("step"), self.rows_per("batch")
+        if step % batch:
+            names = f"{self.rows}_per_step={step}", f"{self.rows}_per_batch={batch}"
+            raise ValueError(f"{names[0]} is not a multiple of {names[1]}: change either")
+
+    def rows_per(self, part: str) -> int:
+        """Rows of a `step`, or of a process and micro-batch (`batch`)."""
+        return getattr(self, f"{self.rows}_per_{part}")
+
+    def check_with(self, train: Any) -> None:
+        """Compare with the options of every task; here nothing depends on them."""
 
 
 # what is not allowed by each limit of `Facts`

@@ -84,7 +84,7 @@ class WordCountTask:
         return {"texts": str(len(TEXTS))}
 
     def order(self, per_step):
-        return RowOrder(len(TEXTS), 2, self.recipe.train.seed, "texts")
+        return RowOrder(len(TEXTS), 2, self.recipe.train.seed)
 
     def batch(self, rows, generator):
         texts = [TEXTS[row] for row in rows]

@@ -176,18 +176,16 @@ class TokenBatchSampler(Sampler[list[int]]):
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches(self._epoch))
+        epoch = self._epoch
+        return (self.batch(epoch, index) for index in range(len(self)))
 
-    def describe(self) -> str:
-        """The number of batches of an epoch, and how much of them is padding."""
-        return (
-            f"{len(self)} batches; padding {self.source_padding:.1%} of source and "
-            f"{self.target_padding:.1%} of target tokens"
-        )
+    def __getitem__(self, number: int) -> list[int]:
+        """Row numbers of batch `number` of a run, epoch after epoch without a gap."""
+        return self.batch(*divmod(number, len(self)))
 
-    def batches(self, epoch: int) -> "EpochBatches":
-        """All batches of an epoch, each a list of row numbers that is made on access."""
-        return EpochBatches(self, epoch)
+    def batches(self, epoch: int) -> list[list[int]]:
+        """Row numbers of all batches of an epoch, which take memory."""
+        return [self.batch(epoch, index) for index in range(len(self))]
 
     def batch(self, epoch: int, index: int) -> list[int]:
         """Row numbers of one batch of an epoch."""
@@ -204,30 +202,6 @@ class TokenBatchSampler(Sampler[list[int]]):
         found = rows[self._bounds[number] : self._bounds[number + 1]].tolist()
         size = len(found) if self._sizes is None else self._sizes[number]
         return found + [EMPTY_ROW] * (size - len(found))
-
-
-class EpochBatches(Sequence[list[int]]):
-    """The batches of one epoch in order.
-
-    Args:
-        sampler: makes the batches.
-        epoch: which epoch.
-        indices: which of its batches; default: all.
-    """
-
-    def __init__(
-        self, sampler: TokenBatchSampler, epoch: int, indices: range | None = None
-    ) -> None:
-        self._sampler, self._epoch = sampler, epoch
-        self._indices = range(len(sampler)) if indices is None else indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return EpochBatches(self._sampler, self._epoch, self._indices[index])
-        return self._sampler.batch(self._epoch, self._indices[index])
 
 
 class PairCollator:
@@ -283,13 +257,11 @@ def filled_up(
     return filled
 
 
-def padded(sequences: Sequence[Sequence[int]], value: int) -> Tensor:
-    """Sequences of ids as one `(B, L)` int64 tensor, padded on the right with `value`."""
-    return padded_with_mask(sequences, value)[0]
-
-
 def padded_with_mask(sequences: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
-    """`padded`, and its attention mask `(B, L)` int64: 1 where a row has a token."""
+    """Sequences of ids as `(B, L)` int64, padded on the right with `value`, and their mask.
+
+    The attention mask `(B, L)`, int64, is 1 where a row has a token.
+    """
     lengths = np.array([len(sequence) for sequence in sequences])
     return _padded_table(np.concatenate(sequences), lengths, value)
 
@@ -322,13 +294,11 @@ class RowOrder:
         rows: how many there are; None: endlessly many, which come by their numbers.
         size: rows of a micro-batch.
         seed: of the order.
-        unit: what a row is, in the plural.
     """
 
     rows: int | None
     size: int
     seed: int
-    unit: str = "rows"
 
     def __getitem__(self, number: int) -> list[int]:
         """Row numbers of micro-batch `number` of the run."""
@@ -337,10 +307,6 @@ class RowOrder:
             return list(indices)
         places = (divmod(index, self.rows) for index in indices)
         return [int(shuffled(self.rows, self.seed, epoch)[row]) for epoch, row in places]
-
-    def describe(self) -> str:
-        """The size in words."""
-        return f"{self.size:,} {self.unit}"
 
 
 @lru_cache(maxsize=2)

@@ -1,11 +1,11 @@
 """What a recipe can set for image classification: images, augmentation, the size of a step."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hf_vanilla.data.images import BUILT_IN_DIGITS
 from hf_vanilla.families import Measure
-from hf_vanilla.options import check_multiple, option
-from hf_vanilla.training.options import TrainRecipe
+from hf_vanilla.options import RowOptions, option
 
 from .batches import Augmentation
 
@@ -19,10 +19,11 @@ MEASURES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageDataOptions(Augmentation):  # its options have no section
+class ImageDataOptions(Augmentation, RowOptions):  # its options have no section
     """Images to train on, how they are changed at random, and how they become batches."""
 
     _argument_group_name = "options of task image_classification"
+    rows: ClassVar[str] = "images"
 
     dataset: str = option(
         BUILT_IN_DIGITS,
@@ -60,12 +61,8 @@ class ImageDataOptions(Augmentation):  # its options have no section
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_multiple(self, "images_per_step", "images_per_batch")
         if self.validation is not None and self.validation_share:
             raise ValueError(
                 f"validation={self.validation!r} and validation_share={self.validation_share}: "
                 "give one of them"
             )
-
-    def check_with(self, train: TrainRecipe) -> None:
-        """Nothing here depends on the shared options."""

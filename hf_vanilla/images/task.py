@@ -150,11 +150,10 @@ class ImageClassificationTask(RowTask):
     train: ImageReader
     validation: ImageReader | None
     processor: Any
-    rows: ClassVar[str] = "images"
     items: ClassVar[str] = "images"
     counted: ClassVar[tuple[str, ...]] = ("images",)
     shown_count: ClassVar[str] = "images"
-    has_few_shapes: ClassVar[bool] = True
+    has_few_shapes = True
 
     def model(self) -> PreTrainedModel:
         """A model for the classes of the training images, new or from the initial model."""
@@ -183,7 +182,7 @@ class ImageClassificationTask(RowTask):
             ValueError: they cannot be cut so.
         """
         size = self.micro_batch_size(per_step)
-        return RowOrder(len(self.train.images), size, self.recipe.train.seed, "images")
+        return RowOrder(len(self.train.images), size, self.recipe.train.seed)
 
     def batch(self, rows: list[int], generator: torch.Generator) -> Batch:
         """Read, augment and normalise: `pixel_values` `(B, 3, H, W)`, `labels` `(B,)` int64."""

@@ -1,10 +1,11 @@
 """What a recipe can set for object detection: images, augmentation, the size of a step."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hf_vanilla.data.images import BUILT_IN_DIGITS
 from hf_vanilla.families import Measure
-from hf_vanilla.options import check_multiple, option
+from hf_vanilla.options import RowOptions, option
 from hf_vanilla.training.options import TrainRecipe
 
 from .detection import BoxAugmentation
@@ -23,10 +24,11 @@ MEASURES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionData(BoxAugmentation):  # flat on the command line
+class DetectionData(BoxAugmentation, RowOptions):  # flat on the command line
     """Images with boxes, how they are changed at random, and how they become batches."""
 
     _argument_group_name = "options of task object_detection"
+    rows: ClassVar[str] = "images"
 
     dataset: str = option(
         DIGIT_SCENES,
@@ -70,7 +72,6 @@ class DetectionData(BoxAugmentation):  # flat on the command line
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_multiple(self, "images_per_step", "images_per_batch")
         for name in ("images", "validation", "validation_images", "validation_split"):
             value = getattr(self, name)
             if self.dataset == DIGIT_SCENES and value is not None:

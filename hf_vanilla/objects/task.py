@@ -165,11 +165,9 @@ class ObjectDetectionTask(RowTask):
     train: DetectionImages | DigitScenes
     validation: DetectionImages | None
     processor: Any
-    rows: ClassVar[str] = "images"
     items: ClassVar[str] = "images"
     counted: ClassVar[tuple[str, ...]] = ("objects", "images")
     shown_count: ClassVar[str] = "images"
-    has_few_shapes: ClassVar[bool] = False
 
     def model(self) -> PreTrainedModel:
         """A model for the classes of the training images, on the backbone or the initial model.
@@ -202,10 +200,8 @@ class ObjectDetectionTask(RowTask):
         Raises:
             ValueError: they cannot be cut so.
         """
-        size, seed = self.micro_batch_size(per_step), self.recipe.train.seed
-        if isinstance(self.train, DigitScenes):
-            return RowOrder(None, size, seed, "new images")
-        return RowOrder(len(self.train), size, seed, "images")
+        rows = None if isinstance(self.train, DigitScenes) else len(self.train)
+        return RowOrder(rows, self.micro_batch_size(per_step), self.recipe.train.seed)
 
     def batch(self, rows: list[int], generator: torch.Generator) -> Batch:
         """Read, augment and pad; see `DetectionCollator`."""

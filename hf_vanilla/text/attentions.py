@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from hf_vanilla.data.batching import padded, padded_with_mask
+from hf_vanilla.data.batching import padded_with_mask
 from hf_vanilla.models.attention_vanilla import VanillaAttention, split_heads
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 
@@ -192,7 +192,7 @@ def forced_outputs(
     """
     pad, start, device = model.config.pad_token_id, start_token_id(model), model.device
     input_ids, attention_mask = padded_with_mask(sources, pad)  # (B, S)
-    decoder_input_ids = padded([[start, *row] for row in read], pad)  # (B, T)
+    decoder_input_ids, _ = padded_with_mask([[start, *row] for row in read], pad)  # (B, T)
     return model(
         input_ids=input_ids.to(device),
         attention_mask=attention_mask.to(device),

@@ -55,12 +55,8 @@ def auto_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     pairs = _number_of_pairs(made_options(TranslationDataOptions, given))
     row = min(ROWS, key=lambda row: abs(math.log(row.pairs / max(pairs, 1))))
-    logger.info(
-        f"recipe auto: {pairs:,} pairs, settings for {row.pairs:,}: vocab_size={row.vocab_size:,} "
-        f"d_model={row.d_model} layers={row.layers}+{row.layers} ffn_dim={row.ffn_dim} "
-        f"dropout={row.dropout:g} max_steps={row.max_steps:,} warmup_steps={row.warmup_steps} "
-        f"learning_rate={row.learning_rate:g} tokens_per_step={row.tokens_per_step:,}"
-    )
+    _, *settings = (f"{name}={value:,g}" for name, value in row._asdict().items())
+    logger.info(f"recipe auto: {pairs:,} pairs, settings for {row.pairs:,}: {' '.join(settings)}")
     sides = ("encoder", "decoder")
     return {
         "max_length": 160,

@@ -227,12 +227,7 @@ class MixtureOrder:
         corpus = int(chosen[place])
         visit = int(self._counts[block][corpus]) + int((chosen[:place] == corpus).sum())
         sampler, first = self._samplers[corpus], self._firsts[corpus]
-        rows = sampler.batch(*divmod(visit, len(sampler)))
-        return [row if row == EMPTY_ROW else first + row for row in rows]
-
-    def describe(self) -> str:
-        """The corpora in words."""
-        return f"one of {len(self._corpora)} corpora"
+        return [row if row == EMPTY_ROW else first + row for row in sampler[visit]]
 
     def _chosen(self, block: int) -> np.ndarray:
         """The corpus of each micro-batch of a block."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_vanilla.data.batching import padded
+from hf_vanilla.data.batching import padded_with_mask
 from hf_vanilla.models.generation_vanilla import merged_settings, penalty_of, returned_scores
 from hf_vanilla.models.pipeline_vanilla import lengths_until_end
 from hf_vanilla.models.search_vanilla import NAN_CAUSE
@@ -254,8 +254,9 @@ def log_probs_of_pairs(
     for batch in batches_of_similar_length(lengths, tokens_per_batch):
         sources, targets = zip(*(pairs[i] for i in batch), strict=True)
         logits = forced_outputs(model, sources, [row[:-1] for row in targets]).logits  # (B, T, V)
-        ids = padded(targets, model.config.pad_token_id).to(logits.device).unsqueeze(-1)
-        log_probs = logits.float().log_softmax(dim=-1).gather(-1, ids).squeeze(-1)  # (B, T)
+        ids, _ = padded_with_mask(targets, model.config.pad_token_id)
+        chosen = ids.to(logits.device).unsqueeze(-1)
+        log_probs = logits.float().log_softmax(dim=-1).gather(-1, chosen).squeeze(-1)  # (B, T)
         for i, row in zip(batch, log_probs.tolist(), strict=True):
             found[i] = row[: len(pairs[i][1])]
             if any(map(math.isnan, found[i])):

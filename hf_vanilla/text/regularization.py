@@ -299,10 +299,6 @@ class DropoutOrder:
             self._latest = (epoch, pool), self._batches(epoch, pool)
         return self._latest[1][index - self._bounds[pool]]
 
-    def describe(self) -> str:
-        """What they have in common, in words."""
-        return "similar length after BPE-dropout"
-
     def _batches(self, epoch: int, pool: int) -> list[list[dict[str, list[int]]]]:
         """All micro-batches of a pool."""
         first, end = self._bounds[pool : pool + 2].tolist()

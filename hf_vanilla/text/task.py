@@ -40,7 +40,7 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import progress_bar
 from hf_vanilla.training.processes import MainProcessLogger, chosen_precision, validation_bar
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import Batch, Validation, Work
+from hf_vanilla.training.task import Batch, Task, Validation, Work
 
 from .card import translation_card
 from .data import TextData, fingerprint, load_initial_model, prepare_text
@@ -98,28 +98,7 @@ def prepare(recipe: Recipe) -> "TranslationTask":
 
 
 @dataclass(frozen=True)
-class TokenBatchOrder:
-    """Micro-batches of a token budget, epoch after epoch without a gap (5.1).
-
-    Attributes:
-        sampler: batches of every epoch.
-        tokens_per_batch: its budget.
-    """
-
-    sampler: TokenBatchSampler
-    tokens_per_batch: int
-
-    def __getitem__(self, number: int) -> list[int]:
-        """Row numbers of micro-batch `number` of the run."""
-        return self.sampler.batch(*divmod(number, len(self.sampler)))
-
-    def describe(self) -> str:
-        """The budget in words."""
-        return f"up to {self.tokens_per_batch:,} tokens a side"
-
-
-@dataclass(frozen=True)
-class TranslationTask:
+class TranslationTask(Task):
     """A prepared translation run; see `hf_vanilla.training.task.Task`.
 
     Attributes:
@@ -145,11 +124,6 @@ class TranslationTask:
     items: ClassVar[str] = "tokens"
     counted: ClassVar[tuple[str, ...]] = ("target_tokens",)
     shown_count: ClassVar[str] = "target_tokens"
-
-    @property
-    def options(self) -> TranslationDataOptions:
-        """The recipe's data options."""
-        return self.recipe.data
 
     @property
     def has_validation(self) -> bool:
@@ -203,7 +177,7 @@ class TranslationTask:
             facts["validation data"] = fingerprint(self.data.validation)
         return {**facts, "tokenizer": tokenizer_fingerprint(self.data.tokenizer)}
 
-    def order(self, per_step: int) -> TokenBatchOrder | MixtureOrder | DropoutOrder:
+    def order(self, per_step: int) -> TokenBatchSampler | MixtureOrder | DropoutOrder:
         """Cut the tokens of a step into `per_step` equal micro-batches.
 
         Raises:
@@ -237,7 +211,7 @@ class TranslationTask:
             )
         if self.dropout is not None and self.data.train_text is not None:
             return DropoutOrder(sampler, self.data.train_text, self.dropout, seed)
-        return TokenBatchOrder(sampler, budget)
+        return sampler
 
     def _sampler(
         self, budget: int, of: str = "", number: int = 0, first: int = 0, end: int | None = None
@@ -251,7 +225,10 @@ class TranslationTask:
             seed=self.recipe.train.seed + number * SEED_OF_CORPUS,
             widths=self.widths,
         )
-        logger.info("an epoch%s: %s", of, sampler.describe())
+        logger.info(
+            "an epoch%s: %d batches; padding %.1f%% of source and %.1f%% of target tokens",
+            *(of, len(sampler), 100 * sampler.source_padding, 100 * sampler.target_padding),
+        )
         return sampler
 
     def batch(

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from hf_vanilla.families import Measure, task_entry
-from hf_vanilla.options import Options, check_multiple, option
+from hf_vanilla.options import Options, RowOptions, option
 
 from .built_in_tracks import BUILT_IN, built_in_tracks
 from .eth_ucy import TEST_FILES
@@ -114,7 +114,7 @@ class TrackFileOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowOptions(TrackFileOptions):  # the files' options, flat on the command line
+class WindowOptions(TrackFileOptions, RowOptions):  # the files' options, flat on the command line
     """Tracks to train on, and how windows are cut and changed."""
 
     dataset: str = option(
@@ -175,23 +175,18 @@ class WindowOptions(TrackFileOptions):  # the files' options, flat on the comman
         some = np.random.default_rng(VALIDATION_SEED).permutation(np.unique(numbers))
         return np.isin(numbers, some[: int(self.validation_share * len(some))])
 
-    def check_with(self, train: "TrainRecipe") -> None:
-        """Nothing here depends on the shared options."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SceneOptions(WindowOptions):  # flat on the command line
     """Windows of whole scenes: size of scenes, batches and steps."""
+
+    rows: ClassVar[str] = "scenes"
 
     scenes_per_step: int = option(16, "scenes of an optimizer step", at_least=1)
     scenes_per_batch: int = option(16, "scenes of a process and micro-batch", at_least=1)
     max_agents: int = option(
         32, "agents of a training scene; of larger ones so many at random", at_least=1
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_multiple(self, "scenes_per_step", "scenes_per_batch")
 
     def held_out(self, table: TrackTable) -> np.ndarray:
         """Rows of some scenes or, of too few, the last frames of each: no scene lacks agents."""
@@ -209,6 +204,7 @@ class TrackDataOptions(WindowOptions):  # flat on the command line
     """Windows of single agents: form of the model and size of batches."""
 
     _argument_group_name = "options of task trajectories"
+    rows: ClassVar[str] = "windows"
 
     form: str = option(
         "modes",
@@ -225,10 +221,6 @@ class TrackDataOptions(WindowOptions):  # flat on the command line
         "the run; 0: only the closest mode is regressed",
         at_least=0,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_multiple(self, "windows_per_step", "windows_per_batch")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,17 +74,12 @@ class SceneOrder:
         first = shuffled(POOL, self.seed, 1, pool)[index] * self.size
         return scenes[first : first + self.size]
 
-    def describe(self) -> str:
-        """The size in words."""
-        return f"{self.size:,} scenes"
-
 
 @dataclass(frozen=True)
 class SceneTask(TrackTask):
     """Base class of the tasks whose items are scenes."""
 
     items: ClassVar[str] = "agents"
-    rows: ClassVar[str] = "scenes"
 
     @cached_property
     def by_scene(self) -> list[np.ndarray]:

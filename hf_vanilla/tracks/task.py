@@ -162,8 +162,6 @@ class TrackTask(RowTask):
     validation: Any  # Windows or None
     measured: dict[str, Any]
     form_option: ClassVar[str] = "form"
-    shown_count: ClassVar[str] = ""
-    has_few_shapes: ClassVar[bool] = False
 
     @property
     def form(self) -> str:
@@ -243,9 +241,6 @@ class TrackTask(RowTask):
         protocol = Protocol.of(self.validation, data, **known)
         return Validation(values | others, TrackScores(means, protocol))
 
-    def save(self, folder: Path) -> None:
-        """Nothing is needed beside config and weights."""
-
     def describe_training(self) -> str:
         """What the training data is cut into, in words."""
         return f"{len(self.train):,} windows"
@@ -280,7 +275,6 @@ class WindowOrder(RowOrder):
         per_step: micro-batches of a step.
     """
 
-    unit: str = "windows"
     per_step: int = 1
 
     def __getitem__(self, number: int) -> Any:
@@ -293,9 +287,8 @@ class TrajectoryTask(TrackTask):
     """A prepared run of trajectory forecasting."""
 
     items: ClassVar[str] = "windows"
-    rows: ClassVar[str] = "windows"
     counted: ClassVar[tuple[str, ...]] = ("future_steps",)
-    has_few_shapes: ClassVar[bool] = True
+    has_few_shapes = True
 
     def fit(self, model: Any) -> None:
         """Set the codebook of the form with codes."""
@@ -312,7 +305,7 @@ class TrajectoryTask(TrackTask):
         """
         size = self.micro_batch_size(per_step)
         seed = self.recipe.train.seed
-        return WindowOrder(len(self.train), size, seed, per_step=per_step)
+        return WindowOrder(len(self.train), size, seed, per_step)
 
     def batch(self, rows: tuple[np.ndarray, int], generator: torch.Generator) -> Batch:
         """Windows as the model's inputs, changed at random."""

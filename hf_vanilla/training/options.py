@@ -1,10 +1,11 @@
 """The options of a training run that every task has, with the paper's numbers as defaults (5.3)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from accelerate.utils import LoggerType
 
-from hf_vanilla.file_values import is_finite_number
+from hf_vanilla.file_values import is_finite_number, shown, yaml_value
 from hf_vanilla.options import Options, option
 
 from .optimization import OPTIMIZER_CLASSES, SCHEDULES, check_schedule
@@ -13,17 +14,9 @@ PRECISIONS = ("no", "bf16", "fp16")
 TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
 
 
-def _rates_of_text(text: str) -> dict[str, float]:
-    rates = {}
-    for part in filter(None, text.split(",")):
-        prefix, _, rate = part.partition("=")
-        try:
-            rates[prefix.strip()] = float(rate)
-        except ValueError:
-            raise ValueError(
-                f"learning_rate_of={part!r}: give PREFIX=RATE, such as backbone=1e-5"
-            ) from None
-    return rates
+def _rates_of_text(text: str) -> dict[str, Any]:
+    parts = [part.partition("=") for part in text.split(",") if part]
+    return {prefix.strip(): yaml_value(rate) for prefix, _, rate in parts}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +111,10 @@ class TrainRecipe(Options):
         super().__post_init__()
         for prefix, rate in self.learning_rate_of.items():
             if not (is_finite_number(rate) and rate > 0):
-                raise ValueError(f"learning_rate_of {prefix}={rate}: give a positive number")
+                raise ValueError(
+                    f"learning_rate_of {prefix}={shown(rate)}: give a positive number, such as "
+                    "backbone=1e-5"
+                )
         check_schedule(self.schedule, warmup_steps=self.warmup_steps, max_steps=self.max_steps)
         if self.save_total_limit < self.average_checkpoints:
             raise ValueError(

@@ -35,7 +35,7 @@ from .optimization import make_optimizer, make_schedule
 from .options import TrainRecipe
 from .processes import make_accelerator, use_faster_products
 from .recipe import Recipe
-from .task import Order, Task, weights_fingerprint
+from .task import Task, weights_fingerprint
 
 if sys.platform != "win32":  # there folders are not locked
     import fcntl
@@ -57,7 +57,7 @@ class PreparedRun:
         recipe: data, model, training and decoding.
         accelerator: the processes.
         task: data, loss and validation.
-        order: rows of each micro-batch.
+        order: rows of each micro-batch, see `Task.order`.
         per_step: micro-batches of one step, over all processes.
         facts: what a resumed run must find unchanged.
         checkpoint: from which it resumes; None for a new run.
@@ -70,7 +70,7 @@ class PreparedRun:
     recipe: Recipe
     accelerator: Accelerator
     task: Task
-    order: Order
+    order: Any
     per_step: int
     facts: dict[str, Any]
     checkpoint: Path | None
@@ -138,14 +138,7 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
     per_step = math.ceil(task.micro_batches / accelerator.num_processes) * accelerator.num_processes
     order = task.order(per_step)
     if accelerator.is_main_process:
-        _log_sizes(recipe, model)
-        processes = accelerator.num_processes
-        rounded = f", since {task.micro_batches} cannot be shared evenly"
-        logger.info(
-            "each step: %d process(es) x %d micro-batch(es) of %s%s",
-            *(processes, per_step // processes, order.describe()),
-            "" if per_step == task.micro_batches else rounded,
-        )
+        _log_sizes(recipe, model, task.micro_batches, accelerator.num_processes)
     if accelerator.device.type == "cpu":  # only now: the memory of the preparation is freed
         keep_freed_memory()
         use_faster_products(model)
@@ -196,12 +189,29 @@ def check_shared(accelerator: Accelerator, output_dir: Path, checkpoint: Path | 
             )
 
 
-def _log_sizes(recipe: Recipe, model: PreTrainedModel) -> None:
-    """Say how much there is to compute, before it begins."""
-    warmup_steps, max_steps, data = recipe.train.warmup_steps, recipe.train.max_steps, recipe.data
-    sizes = [f"{name}={v:,}" for name, v in vars(data).items() if name.endswith("_per_step")]
-    text = f"{model.num_parameters():,} parameters; {max_steps:,} steps, {', '.join(sizes)}"
-    logger.info("%s", text)
+def _log_sizes(recipe: Recipe, model: PreTrainedModel, wanted: int, processes: int) -> None:
+    """Say how much there is to compute, before it begins.
+
+    Args:
+        recipe: of the run.
+        model: of the run.
+        wanted: micro-batches of a step, if the processes can share them evenly.
+        processes: of the run.
+    """
+    warmup_steps, max_steps = recipe.train.warmup_steps, recipe.train.max_steps
+    sizes = {name: n for name, n in vars(recipe.data).items() if name.endswith("_per_step")}
+    shown = ", ".join(f"{name}={size:,}" for name, size in sizes.items())
+    logger.info(f"{model.num_parameters():,} parameters; {max_steps:,} steps, {shown}")
+    of_process = math.ceil(wanted / processes)
+    parts = (
+        f"{size // (of_process * processes):,} {name.removesuffix('_per_step')}"
+        for name, size in sizes.items()
+    )
+    rounded = f", since {wanted} cannot be shared evenly" if wanted % processes else ""
+    logger.info(
+        "each step: %d process(es) x %d micro-batch(es) of up to %s%s",
+        *(processes, of_process, ", ".join(parts), rounded),
+    )
     if warmup_steps >= max_steps:
         logger.warning(
             "warmup_steps=%d is not below max_steps=%d: the learning rate never reaches its peak",

@@ -226,18 +226,17 @@ def peak_flops(accelerator: Accelerator) -> float | None:
 def use_faster_products(model: nn.Module) -> None:
     """Let oneDNN compute the float32 linear layers of a model on a CPU, if that is faster.
 
-    Only the objects change, not their weights or names. Gradients are the same up to rounding;
+    Only their class changes, not weights or names. Gradients are the same up to rounding;
     second derivatives are not available. On other processors nothing happens.
 
     Args:
-        model: its layers of exactly the class `nn.Linear` are changed in place.
+        model: its layers of exactly the class `nn.Linear` are changed.
     """
     if not (is_onednn_faster() and can_multiply(torch.float32)):
         return
-    for parent in model.modules():
-        for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Linear:
-                setattr(parent, name, OneDnnLinear.of(layer))
+    for layer in model.modules():
+        if type(layer) is nn.Linear:
+            layer.__class__ = OneDnnLinear
 
 
 def is_onednn_faster() -> bool:
@@ -252,14 +251,6 @@ def is_onednn_faster() -> bool:
 
 class OneDnnLinear(nn.Linear):
     """`nn.Linear` whose products in float32 on a CPU are computed by oneDNN."""
-
-    @classmethod
-    def of(cls, layer: nn.Linear) -> "OneDnnLinear":
-        """The same layer, with the same parameters."""
-        has_bias = layer.bias is not None
-        new = cls(layer.in_features, layer.out_features, bias=has_bias, device="meta")
-        new.weight, new.bias = layer.weight, layer.bias
-        return new.train(layer.training)
 
     def forward(self, input: Tensor) -> Tensor:
         """Outputs `(..., O)` for `(..., I)`."""

@@ -79,10 +79,9 @@ class SweepRun:
     folder: Path
     options: dict[str, Any]
 
-    @property
-    def log(self) -> Path:
-        """What the run prints."""
-        return self.folder.with_name(f"{self.folder.name}.log")
+    def beside(self, suffix: str) -> Path:
+        """A file beside the folder: `.log`, what the run prints, or `.yaml`, what it reads."""
+        return self.folder.with_name(self.folder.name + suffix)
 
     def recipe(self) -> Recipe:
         """The recipe with this run's options.
@@ -92,11 +91,6 @@ class SweepRun:
             OSError: the recipe cannot be read.
         """
         return recipe_of({**self.options, "seed": self.seed, "output_dir": str(self.folder)})
-
-    @property
-    def recipe_file(self) -> Path:
-        """Where the command that trains it reads its recipe."""
-        return self.folder.with_name(f"{self.folder.name}.yaml")
 
     def record(self) -> dict[str, Any] | None:
         """What was noted at its end; None as long as it is not finished.
@@ -280,7 +274,7 @@ def run_sweep(request: tuple[Path, SweepOptions]) -> str:
             pool.shutdown(cancel_futures=True)
     failed = [run for run, is_done in zip(waiting, results, strict=True) if not is_done]
     if failed:
-        logs = ", ".join(str(run.log) for run in failed)
+        logs = ", ".join(str(run.beside(".log")) for run in failed)
         raise ValueError(f"{len(failed)} of {len(sweep.runs)} runs failed; see {logs}")
     return f"{len(sweep.runs)} runs are finished: hf-vanilla compare {path}"
 
@@ -364,24 +358,24 @@ class Children:
 def _train_and_test(run: SweepRun, sweep: Sweep, children: Children) -> bool:
     """Train one run, translate the test set, note the result; False where a command failed."""
     started = time.monotonic()
-    logger.info("%s, seed %d: started; log in %s", run.name, run.seed, run.log)
-    record = run.record()
+    logger.info("%s, seed %d: started; log in %s", run.name, run.seed, run.beside(".log"))
+    record, recipe_file = run.record(), run.beside(".yaml")
     program = [sys.executable, "-m", "hf_vanilla"]
-    commands = [[*program, "train", "--recipe", str(run.recipe_file)]] if record is None else []
+    commands = [[*program, "train", "--recipe", str(recipe_file)]] if record is None else []
     if sweep.test is not None:
         model = ["--model", str(run.folder), "--overwrite", "True"]
         files = ["--input", sweep.test.source, "--output", str(run.folder / TEST_FILE)]
         commands.append([*program, "translate", *model, *files])
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    write_text(run.recipe_file, run.recipe().to_yaml())
-    with run.log.open("ab") as log:
+    write_text(recipe_file, run.recipe().to_yaml())
+    with run.beside(".log").open("ab") as log:
         for command in commands:
             status = children.run(command, log)
             if status:
                 # a command that has just started does not handle SIGTERM yet
                 is_ended = status in (TERMINATED_STATUS, -signal.SIGTERM)
                 what = "stopped" if is_ended else "failed"
-                logger.warning("%s, seed %d: %s; see %s", run.name, run.seed, what, run.log)
+                logger.warning("%s, seed %d: %s; see %s", run.name, run.seed, what, log.name)
                 return False
     if record is None:
         seconds = round(time.monotonic() - started, 1)

@@ -67,29 +67,13 @@ class Validation:
     samples: Sequence[Mapping[str, str]] = ()
 
 
-class Order(Protocol):
-    """Which rows form micro-batch number i, for every i >= 0."""
-
-    def __getitem__(self, number: int) -> Any:
-        """Rows of micro-batch `number` in any picklable form that `Task.batch` reads.
-
-        A function of seed and number alone, at once for any number: the engine calls it in any
-        order, and in worker processes. Epochs follow each other without a gap.
-        """
-        ...
-
-    def describe(self) -> str:
-        """Size of a micro-batch in words, such as `"up to 3,125 tokens a side"`."""
-        ...
-
-
 class Task(Protocol):
     """A prepared task: data that were read, and everything that was learned from them.
 
-    Implementations are frozen dataclasses. They do not inherit from this class; `RowTask` has what
-    most of them share.
+    Implementations are frozen dataclasses. `RowTask` has what most of them share.
 
     Attributes:
+        recipe: data, model and training.
         items: plural name of what throughput counts, for `{items}_per_second` in the log: "tokens".
         counted: names of the numbers that `counts` returns, for the log: `("target_tokens",)`.
         shown_count: the one of `counted` whose total the model card states; empty: none.
@@ -100,12 +84,18 @@ class Task(Protocol):
             tensor, so that a GPU may compute each shape as one CUDA graph.
     """
 
-    items: str
-    counted: tuple[str, ...]
-    shown_count: str
-    micro_batches: int
-    has_validation: bool
-    has_few_shapes: bool
+    recipe: "Recipe"
+    items: ClassVar[str]
+    counted: ClassVar[tuple[str, ...]]
+    shown_count: ClassVar[str] = ""
+    micro_batches: Any
+    has_validation: Any
+    has_few_shapes: Any = False
+
+    @property
+    def options(self) -> Any:
+        """The recipe's data options."""
+        return self.recipe.data
 
     def model(self) -> PreTrainedModel:
         """A new model with its initial weights; its generation config is set where it decodes.
@@ -122,8 +112,14 @@ class Task(Protocol):
         """
         ...
 
-    def order(self, per_step: int) -> Order:
+    def order(self, per_step: int) -> Any:
         """Which rows form micro-batch number i, where a step has `per_step` micro-batches.
+
+        Returns:
+            An object whose item i, for every i >= 0, are the rows in any picklable form that
+            `batch` reads. They are a function of seed and i alone, at once for any i: the engine
+            asks for them in any order, and in worker processes. Epochs follow each other without
+            a gap.
 
         Raises:
             ValueError: the rows do not fit into so many micro-batches; the message has a remedy.
@@ -167,7 +163,7 @@ class Task(Protocol):
 
     def derived(self, values: dict[str, float]) -> dict[str, float]:
         """Numbers that follow from the summed `losses` of a step, such as a perplexity."""
-        ...
+        return {}
 
     def work(self, config: Any, batch: Batch) -> Work:
         """What a micro-batch contains and costs, for a model of this config."""
@@ -190,7 +186,7 @@ class Task(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write what a model needs beside config and weights: tokenizer or image processor."""
-        ...
+        return
 
     def card(self, facts: Mapping[str, Any], validation: Validation | None) -> ModelCard:
         """The model card of a finished run.
@@ -214,25 +210,18 @@ def data_fingerprint(rows: int, *arrays: np.ndarray) -> str:
 
 
 @dataclass(frozen=True)
-class RowTask:
-    """Base class of tasks whose micro-batches have equally many rows.
+class RowTask(Task):
+    """Base class of tasks whose micro-batches have equally many rows, with `RowOptions`.
 
     Attributes:
         recipe: data, model and training.
         train: training data.
         validation: validation data; None where there are none.
-        rows: plural name of the rows in the data options `ROWS_per_step` and `ROWS_per_batch`.
     """
 
     recipe: "Recipe"
     train: Any
     validation: Any
-    rows: ClassVar[str]
-
-    @property
-    def options(self) -> Any:
-        """The recipe's data options."""
-        return self.recipe.data
 
     @property
     def has_validation(self) -> bool:
@@ -242,10 +231,7 @@ class RowTask:
     @property
     def micro_batches(self) -> int:
         """Micro-batches in one step."""
-        per_step, per_batch = (
-            getattr(self.options, f"{self.rows}_per_{part}") for part in ("step", "batch")
-        )
-        return per_step // per_batch
+        return self.options.rows_per("step") // self.options.rows_per("batch")
 
     def micro_batch_size(self, per_step: int) -> int:
         """Rows of a micro-batch, where a step is cut into `per_step` equal ones.
@@ -253,15 +239,10 @@ class RowTask:
         Raises:
             ValueError: it cannot be cut so.
         """
-        name = f"{self.rows}_per_step"
-        size, rest = divmod(getattr(self.options, name), per_step)
-        if rest or not size:
+        rows = self.options.rows_per("step")
+        if rows % per_step:
             raise ValueError(
-                f"{name}={getattr(self.options, name)} cannot be cut into {per_step} equal "
+                f"{self.options.rows}_per_step={rows} cannot be cut into {per_step} equal "
                 "micro-batches: make it a multiple"
             )
-        return size
-
-    def derived(self, values: dict[str, float]) -> dict[str, float]:
-        """Nothing follows from the logged values."""
-        return {}
+        return rows // per_step

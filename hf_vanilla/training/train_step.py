@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Generator, Iterator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -17,7 +17,7 @@ from hf_vanilla.models.search_vanilla_decoder import StepGraph
 
 from .checkpointing import all_checkpoints
 from .preparation import PreparedRun
-from .task import Batch, Order, Task, Work
+from .task import Batch, Task, Work
 
 # runs with neighbouring seeds share no seed within their first million micro-batches
 SEED_STEP = 1_000_003
@@ -70,7 +70,7 @@ class _Batches(Dataset):
     An error is returned: torch would put the traceback of a worker process into its message.
     """
 
-    def __init__(self, task: Task, order: Order, seed: int) -> None:
+    def __init__(self, task: Task, order: Any, seed: int) -> None:
         self._task, self._order, self._seed = task, order, seed
 
     def __getitem__(self, number: int) -> Batch | ValueError | OSError:
@@ -91,24 +91,12 @@ def training_steps(
     processes = run.accelerator.num_processes
     first = first_step * run.per_step + run.accelerator.process_index
     numbers, last = count(first, processes), run.per_step // processes - 1
-    with closing(_made_batches(run, first)) as batches:
-        for step in count(first_step + 1):
-            parts = [
-                MicroBatch(next(numbers), next(batches), is_last=index == last)
-                for index in range(last + 1)
-            ]
-            yield step, parts
-
-
-def _made_batches(run: PreparedRun, first: int) -> Generator[Batch, None, None]:
-    """This process's batches from number `first` on, without end."""
-    numbers = count(first, run.accelerator.num_processes)
     data = _Batches(run.task, run.order, run.options.seed)
-    batches: Any = (data[number] for number in numbers)
+    batches: Any = map(data.__getitem__, count(first, processes))
     if run.options.dataloader_workers:
         loader = DataLoader(
             data,
-            sampler=numbers,
+            sampler=count(first, processes),
             batch_size=None,
             num_workers=run.options.dataloader_workers,
             pin_memory=run.accelerator.device.type == "cuda",
@@ -116,10 +104,14 @@ def _made_batches(run: PreparedRun, first: int) -> Generator[Batch, None, None]:
         )
         batches = iter(loader)
     try:
-        for batch in batches:
-            if isinstance(batch, Exception):
-                raise batch
-            yield batch
+        for step in count(first_step + 1):
+            parts = []
+            for index in range(last + 1):
+                batch = next(batches)
+                if isinstance(batch, Exception):
+                    raise batch
+                parts.append(MicroBatch(next(numbers), batch, is_last=index == last))
+            yield step, parts
     finally:  # not left to the iterator's end: the traceback of an error may keep it
         if run.options.dataloader_workers:
             batches._shutdown_workers()

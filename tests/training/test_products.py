@@ -33,7 +33,7 @@ def gradients(layer, states, gradient):
 def test_onednn_layer_has_the_outputs_and_gradients_of_a_linear_layer(order, size, bias):
     inputs, outputs = SIZES[size]
     plain = nn.Linear(inputs, outputs, bias=bias)
-    fast = OneDnnLinear.of(nn.Linear(inputs, outputs, bias=bias))
+    fast = OneDnnLinear(inputs, outputs, bias=bias)
     fast.load_state_dict(plain.state_dict())
     states, gradient = torch.randn(3, 7, inputs), torch.randn(3, 7, outputs)
     if order == "not contiguous":
@@ -48,7 +48,7 @@ def test_onednn_layer_has_the_outputs_and_gradients_of_a_linear_layer(order, siz
 
 @needs_onednn
 def test_frozen_weights_get_no_gradient_and_pass_it_on():
-    layer = OneDnnLinear.of(nn.Linear(5, 3)).requires_grad_(False)
+    layer = OneDnnLinear(5, 3).requires_grad_(False)
     states = torch.randn(7, 5, requires_grad=True)
     layer(states).sum().backward()
     assert layer.weight.grad is layer.bias.grad is None
@@ -64,7 +64,8 @@ def test_other_inputs_take_torchs_own_layer(kind, monkeypatch):
 
     dtype = {"bfloat16": torch.bfloat16, "float64": torch.float64}.get(kind, torch.float32)
     plain = nn.Linear(5, 3).to(dtype)
-    layer = OneDnnLinear.of(plain)
+    layer = OneDnnLinear(5, 3).to(dtype)
+    layer.load_state_dict(plain.state_dict())
     states = torch.randn(0 if kind == "empty" else 7, 5).to(dtype)
     monkeypatch.setattr(processes, "float_product", refuse)
     with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
