@@ -265,8 +265,8 @@ def run(
             print("\n".join(lines), file=sys.stderr)  # noqa: T201
             sys.exit(USAGE_STATUS)
         except (FileNotFoundError, IsADirectoryError) as error:
-            reason = f"{error.filename}: {error.strerror.lower()}" if error.filename else error
-            sys.exit(f"error: {reason}")
+            reason = f"{error.filename}: {str(error.strerror).lower()}"
+            sys.exit(f"error: {reason if error.filename else error}")
         except (ValueError, OSError, ImportError, StrictDataclassError) as error:
             logger.debug("traceback", exc_info=True)
             # the remedy of transformers' message is not that of this package

@@ -37,9 +37,9 @@ from hf_vanilla.tracks.evaluation import (
     windows_to_score,
 )
 from hf_vanilla.tracks.forecaster import load_forecaster, predict
-from hf_vanilla.tracks.layout import scene_batches
+from hf_vanilla.tracks.layout import Surroundings, scene_batches
 from hf_vanilla.tracks.scores import Protocol
-from hf_vanilla.tracks.windows import Windows
+from hf_vanilla.tracks.windows import Windows, pasts_of_rows
 
 logger = logging.getLogger(__name__)
 
@@ -306,10 +306,10 @@ def cpu_seconds(model: Any, windows: Windows) -> float:
     batches = [rows[part] for part in scene_batches(groups[rows], BATCH)]
 
     def forecast(batch: np.ndarray) -> None:
-        positions, is_known, origin = windows.positions(batch)
-        past = positions[:, : windows.observed] + origin[:, None]
-        maps = windows.table.maps_of(windows.last_rows[batch])
-        predict(model, past, is_known[:, : windows.observed], groups[batch], maps)
+        table, last_rows = windows.table, windows.last_rows[batch]
+        past, is_observed = pasts_of_rows(table, last_rows, windows.observed)
+        beside = Surroundings.of_rows(model.config, table, last_rows)
+        predict(model, past, is_observed, beside)
 
     forecast(batches[0])
     started = time.process_time()

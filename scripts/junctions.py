@@ -17,6 +17,7 @@ from hf_vanilla.options import Options, option
 from hf_vanilla.tracks.built_in_tracks import OBSERVED, UNHINDERED, Junctions, junctions
 from hf_vanilla.tracks.evaluation import EvaluateTracksOptions, evaluate_tracks
 from hf_vanilla.tracks.forecaster import load_forecaster, predict
+from hf_vanilla.tracks.layout import Surroundings
 from hf_vanilla.tracks.road_maps import RoadMap
 from hf_vanilla.training.sweep import SweepOptions, read_sweep, run_sweep
 
@@ -156,7 +157,8 @@ def _forecasts(model: Any, drawn: Junctions, change: str) -> tuple[np.ndarray, n
         group = np.repeat(np.arange(scenes)[rows], cars)
         flat = past[rows].reshape(-1, *past.shape[2:])
         mask = np.ones(flat.shape[:2], bool)
-        tracks, probabilities = predict(model, flat, mask, group, [maps[s] for s in group])
+        beside = Surroundings(group, [maps[scene] for scene in group])
+        tracks, probabilities = predict(model, flat, mask, beside)
         found.append(tracks[::cars])
         chances.append(probabilities[::cars])
     return np.concatenate(found), np.concatenate(chances)

@@ -6,7 +6,6 @@ agents of a scene, T observed steps, P predicted steps, L any number of steps, M
 """
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,32 +19,47 @@ logger = logging.getLogger(__name__)
 # --- checks --------------------------------------------------------------------------------------
 
 
-def known_steps(
+def known_part(
+    config: VanillaForecasterConfig,
     name: str,
     values: Tensor,
     mask: Tensor | None,
-    steps: int,
-    *,
-    leading: Sequence[str] = ("scenes", "agents"),
-) -> Tensor:
-    """Which steps are known, `(B, L)` or `(B, A, L)` bool.
+    agent_mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Positions `(..., L, 2)`, 0 where they are not known, and which are, `(..., L)` bool.
 
     Args:
+        config: read for the number of steps L; that of single agents wants no scenes.
         name: past or future.
-        values: positions, `(B, L, 2)` or `(B, A, L, 2)`.
+        values: positions, `(B, L, 2)` or `(B, A, L, 2)`; anything where not known.
         mask: 1 = known; None: all are.
-        steps: L.
-        leading: names of the dimensions before the steps.
+        agent_mask: `(B, A)`, 0 = nothing is known of this agent; None: 1 for all.
 
     Raises:
-        ValueError: a shape does not fit.
+        ValueError: a shape does not fit, or a known position is not finite.
     """
+    steps = config.observed_steps if name == "past" else config.predicted_steps
+    # by its name: code that is uploaded may be loaded twice, with a class of its own each time
+    leading = ("B",) if config.model_type == "vanilla_tracks" else ("scenes", "agents")
     if values.dim() != len(leading) + 2 or tuple(values.shape[-2:]) != (steps, 2):
         raise ValueError(
             f"{name}_values has shape {tuple(values.shape)}, but the model has {steps} such steps: "
             f"give ({', '.join(leading)}, {steps}, 2)"
         )
-    return _as_mask(f"{name}_observed_mask", mask, values[..., 0], f"{name}_values")
+    if name == "future" and agent_mask is not None and values.shape[:2] != agent_mask.shape:
+        raise ValueError(
+            f"future_values has {tuple(values.shape[:2])} scenes and agents, past_values "
+            f"{tuple(agent_mask.shape)}: give the same"
+        )
+    is_known = _as_mask(f"{name}_observed_mask", mask, values[..., 0], f"{name}_values")
+    if agent_mask is not None:
+        is_agent = _as_mask("agent_mask", agent_mask, is_known[..., 0], f"{name}_values")
+        is_known = is_known & is_agent.unsqueeze(-1)
+    if may_read(values) and not values[is_known].isfinite().all():
+        raise ValueError(
+            f"{name}_values has NaN or infinite positions: hide them by {name}_observed_mask"
+        )
+    return torch.where(is_known.unsqueeze(-1), values, 0), is_known
 
 
 def _as_mask(name: str, mask: Tensor | None, like: Tensor, needed_by: str) -> Tensor:
@@ -57,47 +71,6 @@ def _as_mask(name: str, mask: Tensor | None, like: Tensor, needed_by: str) -> Te
             f"{name} has shape {tuple(mask.shape)}, but {needed_by} needs {tuple(like.shape)}"
         )
     return mask.bool()
-
-
-def known_positions(name: str, values: Tensor, is_known: Tensor) -> Tensor:
-    """Positions `(..., 2)`, 0 where they are not known.
-
-    Args:
-        name: past or future.
-        values: `(..., 2)`; anything where not known.
-        is_known: `(...)` bool.
-
-    Raises:
-        ValueError: a known position is not finite.
-    """
-    if may_read(values) and not values[is_known].isfinite().all():
-        raise ValueError(
-            f"{name}_values has NaN or infinite positions: hide them by {name}_observed_mask"
-        )
-    return torch.where(is_known.unsqueeze(-1), values, 0)
-
-
-def known_future(
-    config: VanillaForecasterConfig, values: Tensor, mask: Tensor | None, shape: Sequence[int]
-) -> Tensor:
-    """Which future steps of scenes are known, `(B, A, P)` bool.
-
-    Args:
-        config: read for `predicted_steps`.
-        values: `(B, A, P, 2)`.
-        mask: `(B, A, P)`; None: all are.
-        shape: B and A of the observed part.
-
-    Raises:
-        ValueError: a shape does not fit.
-    """
-    is_known = known_steps("future", values, mask, config.predicted_steps)
-    if tuple(is_known.shape[:2]) != tuple(shape):
-        raise ValueError(
-            f"future_values has {tuple(is_known.shape[:2])} scenes and agents, past_values "
-            f"{tuple(shape)}: give the same"
-        )
-    return is_known
 
 
 def observed_agents(
@@ -124,10 +97,10 @@ def observed_agents(
         ValueError: a shape does not fit, a value is not finite, a scene has no agent to forecast,
             or an agent to forecast is not observed at the last step.
     """
-    is_observed = known_steps("past", past_values, past_observed_mask, config.observed_steps)
+    agent_mask = masks["agent_mask"]
+    past, is_observed = known_part(config, "past", past_values, past_observed_mask, agent_mask)
     like = is_observed[..., 0]
-    is_agent = _as_mask("agent_mask", masks["agent_mask"], like, "past_values")
-    is_observed = is_observed & is_agent.unsqueeze(-1)
+    is_agent = _as_mask("agent_mask", agent_mask, like, "past_values")
     is_focal = is_agent & _as_mask("focal_mask", masks.get("focal_mask"), like, "past_values")
     if may_read(past_values) and not is_focal.any(dim=1).all():
         scene = int(is_focal.any(dim=1).logical_not().nonzero()[0])
@@ -138,8 +111,7 @@ def observed_agents(
             f"the last observed step of agent {agent} of scene {scene} is missing, and predictions "
             f"start there: leave such agents out, or exclude them by {[*masks][-1]}"
         )
-    past = at_least_float32(known_positions("past", past_values, is_observed))
-    return past, is_observed, is_agent, is_focal
+    return at_least_float32(past), is_observed, is_agent, is_focal
 
 
 def rollout_steps(config: VanillaForecasterConfig, predicted_steps: int | None) -> int:
@@ -200,6 +172,30 @@ class AgentAxes:
         """World positions `(B, ..., P, 2)` after displacements `(B, ..., P, 2)` along the axes."""
         steps = self.leave(displacements).cumsum(dim=-2)
         return steps + self.origin.view(-1, *(1,) * (steps.dim() - 2), 2)
+
+
+@dataclass(frozen=True)
+class TrueFuture:
+    """What futures are compared with.
+
+    Attributes:
+        positions: `(B, P, 2)` in the world, or along an agent's axes; 0 where not known.
+        is_known: `(B, P)` bool.
+    """
+
+    positions: Tensor
+    is_known: Tensor
+
+    def velocities(self, axes: AgentAxes) -> tuple[Tensor, Tensor]:
+        """Those `(B, P, 2)` along the axes, 0 where unknown, and which are known, `(B, P)`."""
+        before = torch.cat((torch.ones_like(self.is_known[:, :1]), self.is_known[:, :-1]), dim=1)
+        is_known = self.is_known & before
+        velocities = axes.enter(self.steps(axes))
+        return torch.where(is_known.unsqueeze(-1), velocities, 0), is_known
+
+    def steps(self, axes: AgentAxes) -> Tensor:
+        """Displacements `(B, P, 2)` in the world between positions, first from the origin."""
+        return torch.diff(self.positions, dim=1, prepend=axes.origin.unsqueeze(1))
 
 
 def observed_velocities(past_values: Tensor, is_observed: Tensor) -> tuple[Tensor, Tensor]:
@@ -278,7 +274,7 @@ def agent_axes(
     return axes, axes.enter(velocities), is_known
 
 
-# --- distances and clusters ----------------------------------------------------------------------
+# --- distances, means and clusters ---------------------------------------------------------------
 
 
 def distances(predicted: Tensor, future_values: Tensor) -> Tensor:
@@ -286,6 +282,12 @@ def distances(predicted: Tensor, future_values: Tensor) -> Tensor:
     squares = (predicted - torch.nan_to_num(future_values)).square().sum(dim=-1)
     is_zero = squares.eq(0)
     return torch.where(is_zero, 0, torch.where(is_zero, 1, squares).sqrt())
+
+
+def masked_mean(states: Tensor, is_real: Tensor) -> Tensor:
+    """Mean over the real ones of `(..., M, D)`, of which `(..., M)` are; 0 where there is none."""
+    total = torch.where(is_real.unsqueeze(-1), states, 0).sum(dim=-2)
+    return total / is_real.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 def per_known_step(

@@ -14,18 +14,6 @@ from .inputs_vanilla_forecaster import observed_agents
 from .kernels_vanilla import may_read
 
 
-class AgentAttributes(NamedTuple):
-    """Checked kinds and sizes of agents.
-
-    Attributes:
-        kinds: `(B, A)` int64, 0 where unknown.
-        sizes: `(B, A, 2)` in units of the world, 0 where unknown; None: the model reads none.
-    """
-
-    kinds: Tensor
-    sizes: Tensor | None
-
-
 class Polylines(NamedTuple):
     """Checked polylines of a batch of scenes.
 
@@ -52,6 +40,29 @@ class Lights(NamedTuple):
     states: Tensor
 
 
+class Scenes(NamedTuple):
+    """A checked batch of scenes.
+
+    Attributes:
+        past: `(B, A, T, 2)` positions, 0 where not observed.
+        is_observed: `(B, A, T)` bool.
+        is_focal: `(B, A)` bool, agents to forecast.
+        kinds: `(B, A)` int64 of agents, 0 where unknown.
+        sizes: `(B, A, 2)` of agents in units of the world, 0 where unknown; None: the model reads
+            none.
+        lanes: the polylines.
+        lights: the traffic lights; None: the model reads none.
+    """
+
+    past: Tensor
+    is_observed: Tensor
+    is_focal: Tensor
+    kinds: Tensor
+    sizes: Tensor | None
+    lanes: Polylines
+    lights: Lights | None
+
+
 def checked_scenes(  # noqa: PLR0913 - the inputs of every model of this family
     config: VanillaSceneConfig,
     past_values: Tensor,
@@ -68,7 +79,7 @@ def checked_scenes(  # noqa: PLR0913 - the inputs of every model of this family
     focal_mask: Tensor | None = None,
     future_values: Tensor | None = None,
     future_observed_mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, AgentAttributes, Polylines, Lights | None]:
+) -> Scenes:
     """Check a batch of scenes.
 
     Whoever trains on a GPU calls it with the batch on the CPU, see `may_read`.
@@ -91,11 +102,6 @@ def checked_scenes(  # noqa: PLR0913 - the inputs of every model of this family
         future_values: not read, so that a whole batch can be given.
         future_observed_mask: not read.
 
-    Returns:
-        `(B, A, T, 2)` positions; `(B, A, T)` bool, which are observed; `(B, A)` bool, which agents
-        to forecast; kinds and sizes of agents; the polylines; the traffic lights, of a model that
-        reads them.
-
     Raises:
         ValueError: a shape does not fit, a value is not finite, a scene has no agent to forecast,
             an agent to forecast is not observed at the last step, a polyline has one point, a map
@@ -104,41 +110,40 @@ def checked_scenes(  # noqa: PLR0913 - the inputs of every model of this family
     past, is_observed, _, is_focal = observed_agents(
         config, past_values, past_observed_mask, agent_mask=agent_mask, focal_mask=focal_mask
     )
-    attributes = _agent_attributes(config, past, agent_kinds, agent_sizes)
+    kinds, sizes = _agent_attributes(config, past, agent_kinds, agent_sizes)
     lanes = _polylines(config, past, lane_values, lane_mask, lane_kinds)
     _check_map(config, past, is_observed, lanes)
     lights = _lights(config, past, light_values, light_states)
-    return past, is_observed, is_focal, attributes, lanes, lights
+    return Scenes(past, is_observed, is_focal, kinds, sizes, lanes, lights)
 
 
 def _agent_attributes(
     config: VanillaSceneConfig, past: Tensor, kinds: Tensor | None, sizes: Tensor | None
-) -> AgentAttributes:
+) -> tuple[Tensor, Tensor | None]:
     """Checked kinds and sizes; without any, all are unknown."""
-    shape, count = past.shape[:2], config.num_agent_kinds
-    for name, values, wanted, field, reads in (
-        ("agent_kinds", kinds, tuple(shape), "num_agent_kinds", count),
-        ("agent_sizes", sizes, (*shape, 2), "reads_sizes", config.reads_sizes),
+    shape = tuple(past.shape[:2])
+    for name, values, field in (
+        ("agent_kinds", kinds, "num_agent_kinds"),
+        ("agent_sizes", sizes, "reads_sizes"),
     ):
-        if values is not None and not reads:
+        if values is not None and not getattr(config, field):
             raise ValueError(
-                f"{name} is given, but the model has {field}={reads}: leave it out, or train a "
-                "model that reads it"
+                f"{name} is given, but the model has {field}={getattr(config, field)}: leave it "
+                "out, or train a model that reads it"
             )
-        if values is not None and tuple(values.shape) != wanted:
-            raise ValueError(f"{name} has shape {tuple(values.shape)}: give {wanted}")
-    if kinds is None:
-        kinds = torch.zeros(shape, dtype=torch.long, device=past.device)
-    else:
+    kinds = past.new_zeros(shape, dtype=torch.long) if kinds is None else kinds
+    _check_shape("agent_kinds", kinds, shape)
+    if config.num_agent_kinds:
         _check_below(config, "num_agent_kinds", "agent_kinds", kinds)
     if not config.reads_sizes:
-        return AgentAttributes(kinds.long(), None)
+        return kinds.long(), None
     sizes = past.new_zeros(*shape, 2) if sizes is None else sizes
+    _check_shape("agent_sizes", sizes, (*shape, 2))
     if may_read(past) and not (sizes.isfinite() & (sizes >= 0)).all():
         raise ValueError(
             "agent_sizes has NaN, infinite or negative numbers: give 0 where a size is not known"
         )
-    return AgentAttributes(kinds.long(), sizes.to(past.dtype))
+    return kinds.long(), sizes.to(past.dtype)
 
 
 def _lights(
@@ -180,8 +185,7 @@ def _polylines(
     scenes = past.shape[0]
     if not config.reads_lanes or values is None or (values.dim() == 4 and not values.shape[1]):
         points = past.new_zeros(scenes, 1, 2, 2)
-        kind = torch.zeros(scenes, 1, dtype=torch.long, device=past.device)
-        return Polylines(points, torch.zeros_like(points[..., 0], dtype=torch.bool), kind)
+        return Polylines(points, points[..., 0].bool(), points[..., 0, 0].long())
     shape = tuple(values.shape)
     if len(shape) != 4 or shape[0] != scenes or shape[2] < 2 or shape[3] != 2:
         raise ValueError(
@@ -189,11 +193,8 @@ def _polylines(
         )
     is_point = values.new_ones(shape[:3], dtype=torch.bool) if mask is None else mask.bool()
     kind = is_point.new_zeros(shape[:2], dtype=torch.long) if kinds is None else kinds.long()
-    if is_point.shape != shape[:3] or kind.shape != shape[:2]:
-        raise ValueError(
-            f"lane_mask has shape {tuple(is_point.shape)} and lane_kinds {tuple(kind.shape)}, but "
-            f"lane_values needs {shape[:3]} and {shape[:2]}"
-        )
+    _check_shape("lane_mask", is_point, shape[:3])
+    _check_shape("lane_kinds", kind, shape[:2])
     if may_read(values) and not values[is_point].isfinite().all():
         raise ValueError("lane_values has NaN or infinite points: hide them by lane_mask")
     if may_read(values) and (is_short := is_point.sum(dim=-1) == 1).any():
@@ -203,6 +204,11 @@ def _polylines(
         )
     _check_below(config, "num_lane_kinds", "lane_kinds", kind)
     return Polylines(torch.where(is_point.unsqueeze(-1), values, 0), is_point, kind)
+
+
+def _check_shape(name: str, values: Tensor, wanted: tuple[int, ...]) -> None:
+    if tuple(values.shape) != wanted:
+        raise ValueError(f"{name} has shape {tuple(values.shape)}: give {wanted}")
 
 
 def _check_below(config: VanillaSceneConfig, field: str, name: str, numbers: Tensor) -> None:

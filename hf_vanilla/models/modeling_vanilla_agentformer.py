@@ -7,7 +7,6 @@ Z `latent_dim`.
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +17,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla_agentformer import AgentAwareAttention
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from .inputs_vanilla_forecaster import known_future, known_positions, rollout_steps
+from .inputs_vanilla_forecaster import known_part, rollout_steps
 from .kernels_vanilla import at_least_float32
 from .pretrained_vanilla import VanillaPreTrainedModel
 from .stacks_vanilla_agentformer import (
@@ -26,9 +25,9 @@ from .stacks_vanilla_agentformer import (
     FutureDecoder,
     FutureEncoder,
     Gaussian,
+    HiddenLayers,
     Observed,
     read_observed,
-    small_linear,
 )
 
 # --- losses of both stages, per agent, in squared units inside the model and nats ---------------
@@ -114,11 +113,10 @@ def read_future(
     Raises:
         ValueError: a shape does not fit, or a value is not finite.
     """
-    shape = past.is_agent.shape
-    is_known = known_future(config, future_values, future_observed_mask, shape)
-    is_known = is_known & past.is_agent.unsqueeze(-1)
-    future = known_positions("future", future_values, is_known) / config.position_scale
-    future = torch.where(is_known.unsqueeze(-1), future - past.origin, 0)
+    future, is_known = known_part(
+        config, "future", future_values, future_observed_mask, past.is_agent
+    )
+    future = torch.where(is_known.unsqueeze(-1), future / config.position_scale - past.origin, 0)
     count = past.is_agent.sum() if num_items_in_batch is None else num_items_in_batch
     divisor = torch.as_tensor(count, device=future.device).clamp(min=1)
     return JointErrors(future, is_known, past.is_agent, divisor)
@@ -363,12 +361,11 @@ class VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
     def __init__(self, config: VanillaAgentFormerConfig) -> None:
         super().__init__(config)
         self.first_stage = VanillaForJointTrajectoryPrediction(config)
-        widths = [config.d_model, *config.map_dims]
-        self.map_hidden = nn.ModuleList(small_linear(a, b) for a, b in pairwise(widths))
-        size = config.num_modes * config.latent_dim
-        self.map_scale = nn.Linear(widths[-1], size)
-        self.map_shift = nn.Linear(widths[-1], size)
-        bound: Any = 1 / math.sqrt(widths[-1])  # torch's own initial values
+        self.map_hidden = HiddenLayers(config.d_model, config.map_dims, torch.tanh)
+        width, size = self.map_hidden.width, config.num_modes * config.latent_dim
+        self.map_scale = nn.Linear(width, size)
+        self.map_shift = nn.Linear(width, size)
+        bound: Any = 1 / math.sqrt(width)  # torch's own initial values
         self.map_scale.init_bound = self.map_shift.init_bound = bound
         self.post_init()
 
@@ -428,9 +425,7 @@ class VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
 
     def _maps(self, agent_context: Tensor) -> Gaussian:
         """Normal distributions of the latents of each sample, `(B, K, A, Z)`."""
-        hidden_states = agent_context
-        for layer in self.map_hidden:
-            hidden_states = layer(hidden_states).tanh()
+        hidden_states = self.map_hidden(agent_context)
         by_sample = (self.config.num_modes, self.config.latent_dim)
         scale, shift = (
             at_least_float32(layer(hidden_states)).unflatten(-1, by_sample).transpose(1, 2)

@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vanilla_scene import OPTIONAL_INPUTS, VanillaSceneConfig
-from .inputs_vanilla_forecaster import distances, known_future, known_positions, per_known_step
+from .inputs_vanilla_forecaster import TrueFuture, distances, known_part, per_known_step
 from .kernels_vanilla import at_least_float32
 from .layers_vanilla import CROSS_ATTENTIONS, decoder_layers
 from .pretrained_vanilla import VanillaPreTrainedModel
@@ -48,19 +48,6 @@ class Mixture:
         return Mixture(self.means.gather(1, wide), spreads, logits)
 
 
-@dataclass(frozen=True)
-class Truth:
-    """The future of each row along its axes.
-
-    Attributes:
-        positions: `(R, P, 2)`, 0 where not known.
-        is_known: `(R, P)` bool.
-    """
-
-    positions: Tensor
-    is_known: Tensor
-
-
 class MixtureHead(nn.Module):
     """One Linear for all futures, which differ by their seeds."""
 
@@ -87,27 +74,25 @@ def read_truth(
     rows: Rows,
     future_values: Tensor,
     future_observed_mask: Tensor | None,
-) -> Truth:
+) -> TrueFuture:
     """Check the future `(B, A, P, 2)` of a batch and turn it along the rows' axes.
 
     Raises:
         ValueError: a shape does not fit, or a known position is not finite.
     """
-    known = known_future(config, future_values, future_observed_mask, rows.shape)
-    known = known[rows.scene, rows.agent] & rows.is_focal.unsqueeze(1)
-    future = known_positions("future", future_values[rows.scene, rows.agent], known)
+    is_row = rows.spread(rows.is_focal.long())  # (B, A)
+    future, known = known_part(config, "future", future_values, future_observed_mask, is_row)
+    future, known = future[rows.scene, rows.agent], known[rows.scene, rows.agent]
     entered = rows.axes.enter(future - rows.axes.origin.unsqueeze(1))
-    return Truth(torch.where(known.unsqueeze(-1), entered, 0), known)
+    return TrueFuture(torch.where(known.unsqueeze(-1), entered, 0), known)
 
 
 def closest_future_loss(
+    config: VanillaSceneConfig,
     futures: Mixture,
-    truth: Truth,
-    *,
-    score_weight: float,
+    truth: TrueFuture,
     may_win: Tensor | None = None,
     num_items_in_batch: "Tensor | float | None" = None,
-    unit: float = 1.0,
 ) -> Tensor:
     """Negative log-likelihood of the closest future in nats, or Huber's loss, and its class.
 
@@ -115,12 +100,12 @@ def closest_future_loss(
     by their number.
 
     Args:
+        config: read for the weight of the cross-entropy, and for units of the world per unit of
+            the futures in Huber's loss.
         futures: of each row.
         truth: of each row.
-        score_weight: of the cross-entropy of the closest future.
         may_win: `(R, K)` bool, futures that may count as the closest, one at least; None: all.
         num_items_in_batch: known future steps of the optimizer step; None: of this call.
-        unit: units of the world per unit of the futures, for Huber's loss.
     """
     per_mode = distances(futures.means, truth.positions.unsqueeze(1)) * truth.is_known.unsqueeze(1)
     error = per_mode.sum(dim=-1).detach()  # (R, K)
@@ -128,7 +113,7 @@ def closest_future_loss(
     closest = error.argmin(dim=1)
     won = futures.selected(closest.unsqueeze(1), futures.logits)
     if won.spreads is None:
-        parts = huber(won.means, truth, unit)
+        parts = huber(won.means, truth, config.velocity_std)
     else:
         missed = (truth.positions.unsqueeze(1) - won.means) / won.spreads
         nats = missed.square() / 2 + won.spreads.log() + math.log(2 * math.pi) / 2
@@ -136,11 +121,11 @@ def closest_future_loss(
     likelihood = (parts.squeeze(1) * truth.is_known).sum()
     steps = truth.is_known.sum(dim=1)
     scores = cross_entropy(futures.logits.float(), closest, reduction="none") * steps
-    total = likelihood + score_weight * scores.sum()
+    total = likelihood + config.score_loss_weight * scores.sum()
     return per_known_step(total, truth.is_known, num_items_in_batch)
 
 
-def huber(means: Tensor, truth: Truth, unit: float) -> Tensor:
+def huber(means: Tensor, truth: TrueFuture, unit: float) -> Tensor:
     """Huber's loss `(R, K, P)` of positions `(R, K, P, 2)` in units of the world, x plus y."""
     wanted = truth.positions.unsqueeze(1).expand_as(means)
     return smooth_l1_loss(means * unit, wanted * unit, reduction="none").sum(dim=-1)
@@ -234,22 +219,16 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
         """`num_seeds` futures of each row, along its axes."""
         raise NotImplementedError(f"{type(self).__name__}: use a VanillaFor... class")
 
-    def may_win(self, truth: Truth) -> Tensor | None:
+    def may_win(self, truth: TrueFuture) -> Tensor | None:
         """Futures `(R, K)` that may count as the closest, one at least; None: all."""
         return None
 
     def loss(
-        self, futures: Mixture, truth: Truth, num_items_in_batch: "Tensor | float | None"
+        self, futures: Mixture, truth: TrueFuture, num_items_in_batch: "Tensor | float | None"
     ) -> Tensor:
         """Loss per known future step; the divisor is that of `closest_future_loss`."""
-        return closest_future_loss(
-            futures,
-            truth,
-            score_weight=self.config.score_loss_weight,
-            may_win=self.may_win(truth),
-            num_items_in_batch=num_items_in_batch,
-            unit=self.config.velocity_std,
-        )
+        may_win = self.may_win(truth)
+        return closest_future_loss(self.config, futures, truth, may_win, num_items_in_batch)
 
     @capture_outputs
     def forward(  # noqa: PLR0913 - the inputs of every model of this family

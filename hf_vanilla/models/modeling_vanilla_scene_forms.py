@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from .configuration_vanilla_scene import VanillaSceneConfig
+from .inputs_vanilla_forecaster import masked_mean
 from .kernels_vanilla import at_least_float32
 from .layers_vanilla import decoder_layers, encoder_layers
 from .modeling_vanilla_scene import Mixture, MixtureHead, VanillaScenePreTrainedModel, seeds
@@ -26,7 +27,6 @@ from .stacks_vanilla_scene import (
     SceneTokens,
     SequenceTokens,
     key_mask,
-    masked_mean,
     read_by_seeds,
     side_by_side,
     stacked,
@@ -36,33 +36,27 @@ from .stacks_vanilla_scene import (
 
 
 def nearest_neighbors(
-    positions: Tensor,
-    heading: Tensor,
-    is_there: Tensor,
-    *,
-    distance: float = 0.0,
-    count: int = 0,
-    field_of_view: float = 360.0,
+    config: VanillaSceneConfig, positions: Tensor, heading: Tensor, is_there: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Which others an agent sees: their places among `positions`, `(R, k)`, and which are seen.
 
+    k is `num_neighbors`, of those that the other two limits leave; of 0, k is N.
+
     Args:
+        config: `neighbor_distance`, `field_of_view` and `num_neighbors`.
         positions: `(R, N, 2)` of the others, relative to the agent.
         heading: `(R, 2)` displacement of the agent; where it is 0, the agent sees all around.
         is_there: `(R, N)` bool.
-        distance: farther ones are not seen; 0: no limit.
-        count: k, of those that the other two limits leave; 0: N.
-        field_of_view: degrees around the heading.
     """
     apart = positions.norm(dim=-1)
-    if distance:
-        is_there = is_there & (apart <= distance)
-    if field_of_view < 360:
+    if config.neighbor_distance:
+        is_there = is_there & (apart <= config.neighbor_distance)
+    if config.field_of_view < 360:
         length = heading.norm(dim=-1, keepdim=True)  # (R, 1)
         ahead = (positions * heading.unsqueeze(1)).sum(dim=-1)
-        limit = torch.cos(torch.deg2rad(torch.full_like(length, field_of_view / 2)))
+        limit = torch.cos(torch.deg2rad(torch.full_like(length, config.field_of_view / 2)))
         is_there = is_there & ((ahead >= limit * apart * length) | length.eq(0))
-    k = min(count or positions.shape[1], positions.shape[1])
+    k = min(config.num_neighbors or positions.shape[1], positions.shape[1])
     places = apart.masked_fill(~is_there, torch.inf).topk(k, dim=1, largest=False).indices
     return places, is_there.gather(1, places)
 
@@ -131,12 +125,10 @@ class VanillaForNeighborTrajectoryPrediction(VanillaScenePreTrainedModel):
         row = number.new_full(rows.shape, -1).index_put((rows.scene, rows.agent), number)
         row = row[rows.scene.unsqueeze(1), rows.others.numbers]  # (R, N)
         places, sees = nearest_neighbors(
+            config,
             last[..., :2] * reach(config) * config.velocity_std,
             rows.velocity,
             (row >= 0) & rows.others.is_real[..., -1],
-            distance=config.neighbor_distance,
-            count=config.num_neighbors,
-            field_of_view=config.field_of_view,
         )
         index = places.unsqueeze(-1).expand(-1, -1, FEATURES)
         return row.clamp(min=0).gather(1, places), last.gather(1, index), sees

@@ -14,13 +14,12 @@ from torch.nn.functional import one_hot
 from transformers import initialization as init
 
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .inputs_vanilla_forecaster import distances, k_means, nearest, per_known_step
+from .inputs_vanilla_forecaster import TrueFuture, distances, k_means, nearest, per_known_step
 from .kernels_vanilla import at_least_float32
 from .layers_vanilla import decoder_layers
 from .modeling_vanilla_scene import (
     Mixture,
     MixtureHead,
-    Truth,
     VanillaScenePreTrainedModel,
     huber,
     read_truth,
@@ -93,7 +92,7 @@ class RegionModel(VanillaScenePreTrainedModel):
         ends = truth.positions[truth.is_known[:, -1], -1]
         self.centres.copy_(fit_regions(ends, self.config.num_regions))
 
-    def may_win(self, truth: Truth) -> Tensor:
+    def may_win(self, truth: TrueFuture) -> Tensor:
         """Proposals `(R, K)` of the truth's region; all where the last step is not known.
 
         Raises:
@@ -105,8 +104,10 @@ class RegionModel(VanillaScenePreTrainedModel):
             if not self._has_regions:
                 raise ValueError("there are no regions: call set_regions() with training scenes")
         regions = nearest(truth.positions[:, -1], self.centres)
-        of_region = proposals_of_regions(regions, config.num_seeds, config.num_regions)
-        return of_region | ~truth.is_known[:, -1:]
+        # proposals are divided evenly: the first K / G belong to region 0
+        proposals = torch.arange(config.num_seeds, device=regions.device)
+        owner = proposals // (config.num_seeds // config.num_regions)
+        return (owner == regions.unsqueeze(1)) | ~truth.is_known[:, -1:]
 
 
 class VanillaForProposalTrajectoryPrediction(RegionModel):
@@ -233,16 +234,10 @@ class VanillaForSocialProposalTrajectoryPrediction(RegionModel):
         return Grid(tokens.unsqueeze(1), lanes.is_real.any(dim=-1).unsqueeze(1))
 
     def loss(
-        self, futures: Mixture, truth: Truth, num_items_in_batch: "Tensor | float | None"
+        self, futures: Mixture, truth: TrueFuture, num_items_in_batch: "Tensor | float | None"
     ) -> Tensor:
         """`region_loss`."""
-        total = region_loss(
-            futures,
-            truth,
-            self.may_win(truth),
-            unit=self.config.velocity_std,
-            score_weight=self.config.score_loss_weight,
-        )
+        total = region_loss(self.config, futures, truth, self.may_win(truth))
         return per_known_step(total, truth.is_known, num_items_in_batch)
 
 
@@ -282,7 +277,7 @@ class PolylineEncoder(nn.Module):
 
 
 def region_loss(
-    futures: Mixture, truth: Truth, of_region: Tensor, *, unit: float, score_weight: float
+    config: VanillaSceneConfig, futures: Mixture, truth: TrueFuture, of_region: Tensor
 ) -> Tensor:
     """Sum of the region-based training's losses, each weighted by known steps, `()`.
 
@@ -291,12 +286,13 @@ def region_loss(
     regions: the cross-entropy of the truth's, whose probability is the sum over its proposals.
 
     Args:
+        config: read for the weight of divergence and cross-entropy, and for units of the world per
+            unit of the futures.
         futures: proposals of each row.
         truth: of each row.
         of_region: `(R, K)` bool, proposals in the truth's region.
-        unit: units of the world per unit of the futures.
-        score_weight: of divergence and cross-entropy.
     """
+    unit = config.velocity_std
     steps = truth.is_known.sum(dim=1)  # (R,)
     known = truth.is_known.unsqueeze(1)
     errors = (huber(futures.means, truth, unit) * known).sum(dim=-1)  # (R, K)
@@ -308,7 +304,7 @@ def region_loss(
     region = logs.masked_fill(~of_region, -torch.inf).logsumexp(dim=1)  # (R,)
     within = logs - region.unsqueeze(1)
     divergence = (torch.xlogy(wanted, wanted) - wanted * within).sum(dim=1)
-    return (regressed + score_weight * (divergence - region) * steps).sum()
+    return (regressed + config.score_loss_weight * (divergence - region) * steps).sum()
 
 
 def fit_regions(end_points: Tensor, count: int) -> Tensor:
@@ -338,12 +334,3 @@ def fit_regions(end_points: Tensor, count: int) -> Tensor:
         farthest = torch.cdist(points, centres).amin(dim=1).argmax()
         centres = torch.cat((centres, points[farthest].unsqueeze(0)))
     return k_means(points, centres, K_MEANS_ROUNDS).to(end_points.dtype)
-
-
-def proposals_of_regions(regions: Tensor, proposals: int, count: int) -> Tensor:
-    """Which proposals belong to the region `(R,)` of each row, `(R, K)` bool.
-
-    Proposals are divided evenly: the first K / G belong to region 0.
-    """
-    owner = torch.arange(proposals, device=regions.device) // (proposals // count)
-    return owner == regions.unsqueeze(1)

@@ -20,10 +20,10 @@ from .attention_vanilla import padding_mask
 from .configuration_vanilla_tracks import VanillaTracksConfig
 from .inputs_vanilla_forecaster import (
     AgentAxes,
+    TrueFuture,
     agent_axes,
     distances,
-    known_positions,
-    known_steps,
+    known_part,
     last_known,
     per_known_step,
     rollout_steps,
@@ -75,30 +75,6 @@ class EncodedPast:
     velocity: Tensor
 
 
-@dataclass(frozen=True)
-class TrueFuture:
-    """What futures are compared with.
-
-    Attributes:
-        positions: `(B, P, 2)` in the world, 0 where not known.
-        is_known: `(B, P)` bool.
-    """
-
-    positions: Tensor
-    is_known: Tensor
-
-    def velocities(self, axes: AgentAxes) -> tuple[Tensor, Tensor]:
-        """Those `(B, P, 2)` along the axes, 0 where unknown, and which are known, `(B, P)`."""
-        before = torch.cat((torch.ones_like(self.is_known[:, :1]), self.is_known[:, :-1]), dim=1)
-        is_known = self.is_known & before
-        velocities = axes.enter(self.steps(axes))
-        return torch.where(is_known.unsqueeze(-1), velocities, 0), is_known
-
-    def steps(self, axes: AgentAxes) -> Tensor:
-        """Displacements `(B, P, 2)` in the world between positions, first from the origin."""
-        return torch.diff(self.positions, dim=1, prepend=axes.origin.unsqueeze(1))
-
-
 class VanillaTracksPreTrainedModel(VanillaPreTrainedModel):
     """The base of the forecasters of single agents, which differ in `futures` and `tokens`."""
 
@@ -145,7 +121,9 @@ class VanillaTracksPreTrainedModel(VanillaPreTrainedModel):
         past = self.encoder(past_values, past_observed_mask, self.tokens)
         truth = None
         if future_values is not None and return_loss:
-            truth = read_future(self.config, future_values, future_observed_mask)
+            truth = TrueFuture(
+                *known_part(self.config, "future", future_values, future_observed_mask)
+            )
         if future_values is not None:
             kwargs.pop("predicted_steps", None)
         return self.futures(past, truth, **kwargs)
@@ -273,6 +251,7 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
         torch.Size([3, 1, 12, 2])
     """
 
+    has_one_future: ClassVar[bool] = True
     is_rollout: ClassVar[bool] = True  # `predicted_steps` may be larger than in training
     supports_gradient_checkpointing = False  # it drops the cache, which the rollout needs
 
@@ -383,9 +362,7 @@ def read_past(
     Raises:
         ValueError: a shape does not fit, a value is not finite, or a last step is not observed.
     """
-    steps = config.observed_steps
-    is_observed = known_steps("past", past_values, past_observed_mask, steps, leading=("B",))
-    past = known_positions("past", past_values, is_observed)
+    past, is_observed = known_part(config, "past", past_values, past_observed_mask)
     if may_read(is_observed) and not is_observed[:, -1].all():
         agent = int(is_observed[:, -1].logical_not().nonzero()[0])
         raise ValueError(
@@ -393,19 +370,6 @@ def read_past(
             "leave such agents out"
         )
     return past, is_observed
-
-
-def read_future(
-    config: VanillaTracksConfig, future_values: Tensor, future_observed_mask: Tensor | None
-) -> TrueFuture:
-    """Check the true future.
-
-    Raises:
-        ValueError: a shape does not fit, or a value is not finite.
-    """
-    steps = config.predicted_steps
-    is_known = known_steps("future", future_values, future_observed_mask, steps, leading=("B",))
-    return TrueFuture(known_positions("future", future_values, is_known), is_known)
 
 
 # --- losses, in units of the world or in nats ----------------------------------------------------
@@ -430,14 +394,12 @@ def mean_distance(
     return per_known_step(total, is_observed, num_items_in_batch)
 
 
-def closest_mode_loss(  # noqa: PLR0913 - predicted and true futures, and how to weigh them
+def closest_mode_loss(
+    config: VanillaTracksConfig,
     trajectories: Tensor,
     mode_logits: Tensor,
-    future_values: Tensor,
-    is_observed: Tensor,
+    truth: TrueFuture,
     *,
-    score_weight: float,
-    final_weight: float = 0.0,
     temperature: "Tensor | float | None" = None,
     num_items_in_batch: "Tensor | float | None" = None,
 ) -> Tensor:
@@ -447,19 +409,18 @@ def closest_mode_loss(  # noqa: PLR0913 - predicted and true futures, and how to
     of its future that are known, and one without any counts nothing.
 
     Args:
+        config: read for the weights of the cross-entropy and of the distance at the last step; the
+            latter counts also where the closest mode is determined.
         trajectories: `(B, M, P, 2)`.
         mode_logits: `(B, M)`.
-        future_values: `(B, P, 2)`; anything where they are not observed.
-        is_observed: `(B, P)` bool.
-        score_weight: of the cross-entropy.
-        final_weight: of the distance at the last step beside the mean over steps, also where the
-            closest mode is determined.
+        truth: `(B, P)` steps.
         temperature: in units of the world. All modes are regressed, each with the softmax of minus
             its distance per step over the temperature as weight; from a high temperature that
             falls, no mode stays unused. None: only the closest mode is regressed.
         num_items_in_batch: observed future steps of the optimizer step; None: of this call.
     """
-    per_step = distances(trajectories, future_values.unsqueeze(1))  # (B, M, P)
+    is_observed, final_weight = truth.is_known, config.final_loss_weight
+    per_step = distances(trajectories, truth.positions.unsqueeze(1))  # (B, M, P)
     per_mode = (per_step * is_observed.unsqueeze(1)).sum(dim=-1)  # (B, M)
     steps = is_observed.sum(dim=1)
     per_mode = per_mode + final_weight * per_step[..., -1] * (steps * is_observed[:, -1])[:, None]
@@ -471,7 +432,7 @@ def closest_mode_loss(  # noqa: PLR0913 - predicted and true futures, and how to
         lowest = torch.as_tensor(temperature, device=distance.device).clamp(min=LOWEST_TEMPERATURE)
         regressed = ((-distance / lowest).softmax(dim=1) * per_mode).sum()
     scores = cross_entropy(mode_logits.float(), closest, reduction="none") * steps
-    total = regressed + score_weight * scores.sum()
+    total = regressed + config.score_loss_weight * scores.sum()
     return per_known_step(total, is_observed, num_items_in_batch)
 
 

@@ -17,12 +17,18 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from .configuration_vanilla_tracks import VanillaTracksConfig
-from .inputs_vanilla_forecaster import k_means, nearest, per_known_step, rollout_steps
+from .inputs_vanilla_forecaster import (
+    TrueFuture,
+    k_means,
+    known_part,
+    nearest,
+    per_known_step,
+    rollout_steps,
+)
 from .kernels_vanilla import at_least_float32
 from .layers_vanilla import CROSS_ATTENTIONS, decoder_layers
 from .modeling_vanilla_tracks import (
     EncodedPast,
-    TrueFuture,
     VanillaTracksEncoder,
     VanillaTracksPreTrainedModel,
     VanillaTrajectoryOutput,
@@ -30,7 +36,6 @@ from .modeling_vanilla_tracks import (
     closest_mode_loss,
     decode,
     mixture_nats,
-    read_future,
 )
 from .pretrained_vanilla import CACHE_NAME, takes_cache
 
@@ -81,12 +86,10 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         loss = None
         if truth is not None:
             loss = closest_mode_loss(
+                self.config,
                 trajectories,
                 logits,
-                truth.positions,
-                truth.is_known,
-                score_weight=self.config.score_loss_weight,
-                final_weight=self.config.final_loss_weight,
+                truth,
                 temperature=kwargs.get("winner_temperature"),
                 num_items_in_batch=kwargs.get("num_items_in_batch"),
             )
@@ -263,8 +266,8 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
             ValueError: an input does not fit, or there are fewer velocities than codes.
         """
         axes, seen, is_seen = self.encoder.observed(past_values, past_observed_mask)
-        truth = read_future(self.config, future_values, future_observed_mask)
-        true, is_known = truth.velocities(axes)
+        future = known_part(self.config, "future", future_values, future_observed_mask)
+        true, is_known = TrueFuture(*future).velocities(axes)
         points, count = true[is_known], self.config.num_codes
         if self.config.follows_paper:
             points = torch.cat((seen[is_seen], points))

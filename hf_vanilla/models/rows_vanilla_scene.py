@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .inputs_vanilla_forecaster import AgentAxes, agent_axes, last_known, observed_velocities
-from .inputs_vanilla_scene import AgentAttributes, checked_scenes
+from .inputs_vanilla_scene import Scenes, checked_scenes
 
 FEATURES = 4  # of a step or of a piece of a polyline: position and displacement
 SIZE_FEATURES = 3  # length, width, and whether they are known
@@ -105,33 +105,32 @@ def read_rows(
         all_agents: a row for each agent that is observed at the last step, forecast or not.
         **inputs: its others.
     """
-    past, is_observed, is_focal, attributes, lanes, lights = checked_scenes(
-        config, *observed, **inputs
-    )
-    scene, agent = _rows(is_observed[..., -1] if all_agents else is_focal)
+    scenes = checked_scenes(config, *observed, **inputs)
+    scene, agent = _rows(scenes.is_observed[..., -1] if all_agents else scenes.is_focal)
     axes, velocities, is_known = agent_axes(
-        past[scene, agent],
-        is_observed[scene, agent],
+        scenes.past[scene, agent],
+        scenes.is_observed[scene, agent],
         follows_heading=True,
         heading_decay=config.heading_decay,
         scale=config.velocity_std,
     )
-    numbers, is_other = _others(config, past, is_observed, scene, agent)
+    numbers, is_other = _others(config, scenes, scene, agent)
     own, others = (
-        _of_agents(config, axes, past, is_observed, attributes, (scene.unsqueeze(1), seen))
+        _of_agents(config, axes, scenes, (scene.unsqueeze(1), seen))
         for seen in (agent.unsqueeze(1), numbers)
     )
     others = others._replace(is_real=others.is_real & is_other.unsqueeze(-1))
+    lanes, lights = scenes.lanes, scenes.lights
     points = _entered(axes, lanes.points[scene])
     pieces = _of_lanes(config, points, lanes.is_point[scene], lanes.kinds[scene])
     lanes_seen = _nearest(pieces, config.max_lanes)
     velocity = last_known(velocities, is_known)
-    shape = (past.shape[0], past.shape[1])
-    focal = is_focal[scene, agent]
+    shape = (scenes.past.shape[0], scenes.past.shape[1])
+    is_focal = scenes.is_focal[scene, agent]
     lights_seen = None
     if lights is not None:
         lights_seen = _of_lights(config, axes, lights.points[scene], lights.states[scene])
-    return Rows(scene, agent, shape, axes, velocity, own, others, lanes_seen, lights_seen, focal)
+    return Rows(scene, agent, shape, axes, velocity, own, others, lanes_seen, lights_seen, is_focal)
 
 
 def _rows(is_focal: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,14 +158,15 @@ def _entered(axes: AgentAxes, points: Tensor) -> Tensor:
 
 
 def _others(
-    config: VanillaSceneConfig, past: Tensor, is_observed: Tensor, scene: Tensor, agent: Tensor
+    config: VanillaSceneConfig, scenes: Scenes, scene: Tensor, agent: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Numbers `(R, N)` of the agents that each row may see, and which are others.
 
     Only these are turned along its axes, so that the cost does not grow with the agents squared. An
     exported program always reads `max_others`, so that it has one shape for any number of agents.
     """
-    count, most = past.shape[1], config.max_others
+    past, is_observed, most = scenes.past, scenes.is_observed, config.max_others
+    count = past.shape[1]
     if not torch.compiler.is_exporting():
         if count <= most:
             numbers = torch.arange(count, device=past.device).expand(scene.shape[0], -1)
@@ -183,29 +183,24 @@ def _others(
 
 
 def _of_agents(
-    config: VanillaSceneConfig,
-    axes: AgentAxes,
-    past: Tensor,
-    is_observed: Tensor,
-    attributes: AgentAttributes,
-    place: tuple[Tensor, Tensor],
+    config: VanillaSceneConfig, axes: AgentAxes, scenes: Scenes, place: tuple[Tensor, Tensor]
 ) -> Seen:
     """Steps of agents: position and displacement to it; the first step has that of the second.
 
     A displacement from or to nothing observed is 0. Each step has the size, in units of positions.
     `place` are the numbers of scene and agent, `(R, N)` together.
     """
-    entered, is_observed = _entered(axes, past[place]), is_observed[place]
+    entered, is_observed = _entered(axes, scenes.past[place]), scenes.is_observed[place]
     moves, _ = observed_velocities(entered, is_observed)
     moves = torch.cat((moves[:, :, :1], moves), dim=2)
     features = torch.cat((entered / reach(config), moves), dim=-1)
-    if attributes.sizes is not None:
-        sizes = attributes.sizes[place] / (axes.scale * reach(config))
+    if scenes.sizes is not None:
+        sizes = scenes.sizes[place] / (axes.scale * reach(config))
         sizes = torch.cat((sizes, sizes.gt(0).all(dim=-1, keepdim=True)), dim=-1)
         sizes = sizes.unsqueeze(2).expand(*features.shape[:-1], -1)
         features = torch.cat((features, sizes), dim=-1)
     features = torch.where(is_observed.unsqueeze(-1), features, 0)
-    return Seen(features, is_observed, attributes.kinds[place], place[1])
+    return Seen(features, is_observed, scenes.kinds[place], place[1])
 
 
 def _of_lanes(config: VanillaSceneConfig, points: Tensor, is_point: Tensor, kinds: Tensor) -> Seen:

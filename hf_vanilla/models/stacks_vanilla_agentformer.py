@@ -6,6 +6,7 @@ order: position `t * A + a` is step t of agent a. Shapes: B scenes, A agents, T 
 P predicted steps, N samples, L any number of steps, S key steps, D `d_model`, Z `latent_dim`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,7 +16,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from .attention_vanilla_agentformer import AgentDecoderLayer, AgentEncoderLayer, RolloutLayer
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from .inputs_vanilla_forecaster import observed_agents, observed_velocities
+from .inputs_vanilla_forecaster import masked_mean, observed_agents, observed_velocities
 from .kernels_vanilla import VanillaDropout, at_least_float32, may_read
 from .positions_vanilla import sinusoid
 
@@ -190,17 +191,19 @@ def small_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class HiddenLayers(nn.ModuleList):
-    """Linear layers, each followed by a ReLU; none where `widths` is empty."""
+    """Linear layers, each followed by an activation; none where `widths` is empty."""
 
-    def __init__(self, width: int, widths: list[int]) -> None:
+    def __init__(
+        self, width: int, widths: list[int], activation: Callable[[Tensor], Tensor] = torch.relu
+    ) -> None:
         inputs = [width, *widths]
         super().__init__(small_linear(a, b) for a, b in pairwise(inputs))
-        self.width = inputs[-1]
+        self.width, self.activation = inputs[-1], activation
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """`(..., width)` to `(..., widths[-1])`."""
         for layer in self:
-            hidden_states = layer(hidden_states).relu()
+            hidden_states = self.activation(layer(hidden_states))
         return hidden_states
 
 
@@ -224,7 +227,7 @@ class ContextEncoder(nn.Module):
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, num_agents=agents)
         by_agent = hidden_states.unflatten(1, (steps, agents))
-        return hidden_states, mean_of_steps(by_agent, past.is_observed)
+        return hidden_states, masked_mean(by_agent.transpose(1, 2), past.is_observed)
 
 
 class FutureEncoder(nn.Module):
@@ -263,7 +266,7 @@ class FutureEncoder(nn.Module):
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, context, source_mask, num_agents=agents)
         by_agent = hidden_states.unflatten(1, (steps, agents))
-        pooled = self.hidden(mean_of_steps(by_agent, is_known))
+        pooled = self.hidden(masked_mean(by_agent.transpose(1, 2), is_known))
         return Gaussian(*at_least_float32(self.latent_head(pooled)).chunk(2, dim=-1))
 
 
@@ -351,9 +354,3 @@ class FutureDecoder(nn.Module):
     def _last(self, past: Observed, samples: int) -> Tensor:
         """Last observed positions `(B, N, 1, A, 2)`."""
         return past.positions[:, None, None, :, -1].expand(-1, samples, -1, -1, -1)
-
-
-def mean_of_steps(by_agent: Tensor, is_known: Tensor) -> Tensor:
-    """Mean `(B, A, D)` over the known steps `(B, A, L)` of `(B, L, A, D)`; 0 without any."""
-    weight = is_known.transpose(1, 2).unsqueeze(-1).to(by_agent.dtype)  # (B, L, A, 1)
-    return (by_agent * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)

@@ -320,9 +320,3 @@ def read_by_seeds(layers: nn.ModuleList, seeds: Tensor, states: Tensor, is_real:
     for layer in layers:
         seeds = layer(seeds, None, states, key_mask(is_real))
     return seeds
-
-
-def masked_mean(states: Tensor, is_real: Tensor) -> Tensor:
-    """Mean over the real ones of `(..., M, D)`, of which `(..., M)` are; 0 where there is none."""
-    total = torch.where(is_real.unsqueeze(-1), states, 0).sum(dim=-2)
-    return total / is_real.sum(dim=-1, keepdim=True).clamp(min=1)

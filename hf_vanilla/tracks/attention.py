@@ -4,7 +4,6 @@ Shapes: A agents of one scene, T observed steps, L polylines, R rows (one per ag
 M tokens.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,7 @@ from hf_vanilla.models.modeling_vanilla_scene_proposals import (
 )
 from hf_vanilla.models.rows_vanilla_scene import Rows
 
-from .forecaster import relative_outputs
-from .road_maps import RoadMap
+from .layout import Surroundings, run_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +58,7 @@ def attention_in_scene(
     model: Any,
     past: np.ndarray,
     is_observed: np.ndarray,
-    maps: Sequence[RoadMap | None] | None = None,
-    agents: Mapping[str, Tensor] | None = None,
+    beside: Surroundings | None = None,
 ) -> SceneAttention:
     """Attention weights of the agents of one scene, mean of the heads.
 
@@ -76,11 +73,10 @@ def attention_in_scene(
             attention.
         past: `(A, T, 2)` float64, the agents of one scene; anything where not observed.
         is_observed: `(A, T)` bool; last steps are observed.
-        maps: as of `predict`.
-        agents: as of `run_model`.
+        beside: as of `run_model`.
     """
     if entry_of(model.config).is_joint:
-        weights = relative_outputs(model, past, is_observed, output_attentions=True).attentions[-1]
+        weights = run_model(model, past, is_observed, output_attentions=True).attentions[-1]
         count, steps = past.shape[:2]
         of_last = weights[0].double().mean(0)[-count:].cpu()  # (A, T A), agents are the inner axis
         by_agent = of_last.view(count, steps, count).transpose(1, 2)  # (A, A, T)
@@ -89,9 +85,7 @@ def attention_in_scene(
     rows: list[Rows] = []
     hook = model.tokens.register_forward_pre_hook(lambda _, given: rows.append(given[0]))
     try:
-        outputs = relative_outputs(
-            model, past, is_observed, None, maps, agents=agents, output_attentions=True
-        )
+        outputs = run_model(model, past, is_observed, beside, output_attentions=True)
     finally:
         hook.remove()
     weights = [layer.double().mean((1, 2)).cpu() for layer in outputs.cross_attentions]  # (R, M)
@@ -99,7 +93,8 @@ def attention_in_scene(
     own_total = own.sum(-1)
     of_agents = _by_number(others, rows[0].others.numbers, len(past))
     of_agents += torch.diag(own_total[:, 0])
-    count = 0 if maps is None or maps[0] is None else len(maps[0])
+    road = None if beside is None else beside.maps[0]
+    count = 0 if road is None else len(road)
     of_lanes = _by_number(lanes, rows[0].lanes.numbers, max(count, 1))[:, :count]
     return SceneAttention(own[:, 0].numpy(), of_agents.numpy(), of_lanes.numpy())
 

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from hf_vanilla.families import entry_of
 from hf_vanilla.options import UsageError, option, progress_bar
 
 from .built_in_tracks import BUILT_IN
 from .eth_ucy import TEST_FILES, leave_one_out
-from .forecaster import ForecasterOptions, check_rate, load_forecaster, relative_outputs
+from .forecaster import ForecasterOptions, check_rate, load_forecaster
 from .layout import rollout_arguments, scene_batches
 from .options import TrackFileOptions
 from .scores import (
@@ -21,7 +20,7 @@ from .scores import (
     Protocol,
     TrackScores,
     TrackSums,
-    add_scenes,
+    add_windows,
     collision_share,
 )
 from .table import TrackTable, resample
@@ -136,26 +135,14 @@ def score_windows(
     model: Any, windows: Windows, protocol: Protocol, options: EvaluateTracksOptions
 ) -> TrackScores:
     """All scores of a model on windows."""
-    if entry_of(model.config).reads:
-        modes, has_spreads = model.config.num_modes, False
-    else:  # the futures of an agent that stands say how many there are
-        past = np.zeros((1, model.config.observed_steps, 2))
-        with torch.no_grad():
-            outputs = relative_outputs(model, past, np.ones(past.shape[:2], bool))
-        modes, has_spreads = outputs.trajectories.shape[1], outputs.spreads is not None
-    sums = TrackSums(
-        modes,
-        miss_distance=options.miss_distance,
-        largest_step=model.config.largest_step,
-        has_spreads=has_spreads,
-    )
-    together = JointSums(modes, collision_distance=options.collision_distance)
+    sums = TrackSums.of(model, miss_distance=options.miss_distance)
+    together = JointSums(sums.modes, collision_distance=options.collision_distance)
     groups = windows.groups
     arguments = rollout_arguments(model, samples_at_once=options.samples_at_once)
     best = np.empty((len(windows), windows.predicted, 2))
     with progress_bar(text="Scoring", unit="windows", total=len(windows)) as bar:
         for rows in scene_batches(groups, options.batch_size):
-            best[rows] = add_scenes(sums, together, model, windows, rows, **arguments).numpy()
+            best[rows] = add_windows(sums, model, windows, rows, together, **arguments).numpy()
             bar.update(len(rows))
     collided = collision_share(best, groups, distance=options.collision_distance)
     values = {**sums.means(), **together.means(), "collision_share": collided}

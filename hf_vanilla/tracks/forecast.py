@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -20,7 +20,7 @@ from hf_vanilla.files import check_output_file, whole_file
 from hf_vanilla.options import option, progress_bar
 
 from .forecaster import ForecasterOptions, check_rate, load_forecaster, predict
-from .layout import agent_inputs, fixed_draws, rollout_arguments
+from .layout import Surroundings, fixed_draws, rollout_arguments
 from .table import TrackTable
 from .windows import groups_of_rows, pasts_of_rows, rows_of_groups
 
@@ -81,9 +81,7 @@ def forecast_file(options: ForecastOptions) -> None:
         at=options.at,
         least_observed=options.least_observed,
         batch_size=options.batch_size,
-        arguments=rollout_arguments(
-            model, samples_at_once=options.samples_at_once, predicted_steps=longer
-        ),
+        **rollout_arguments(model, samples_at_once=options.samples_at_once, predicted_steps=longer),
     )
     cut = (part.filter(pyarrow.compute.less_equal(part["step"], steps)) for part in tables)
     with fixed_draws():
@@ -97,7 +95,7 @@ def forecasts(
     at: str = "last",
     least_observed: int = 2,
     batch_size: int = 1024,
-    arguments: Mapping[str, int] | None = None,
+    **arguments: int,
 ) -> Iterator[pyarrow.Table]:
     """Futures as tables with columns scene, frame, agent, step, mode, x, y, probability.
 
@@ -112,7 +110,7 @@ def forecasts(
         at: "last": from each agent's last row; "all": from every row.
         least_observed: agents with fewer of the last T steps are left out.
         batch_size: agents at a time.
-        arguments: of the model's calls, such as `samples_at_once`.
+        **arguments: of the model's calls, such as `samples_at_once`.
     """
     is_last = np.append(np.diff(table.agent) != 0, True)
     rows = np.flatnonzero(is_last) if at == "last" else np.arange(len(table))
@@ -129,11 +127,8 @@ def forecasts(
             left_out += len(selected) - len(shown)
             if len(shown):
                 read, seen, known = together[is_enough], past[is_enough], mask[is_enough]
-                groups, maps = groups_of_rows(table, read), table.maps_of(read)
-                agents = agent_inputs(model.config, table, read)
-                forecast = predict(
-                    model, seen, known, groups, maps, agents=agents, **(arguments or {})
-                )
+                beside = Surroundings.of_rows(model.config, table, read)
+                forecast = predict(model, seen, known, beside, **arguments)
                 yield _table(table, shown, *(part[: len(shown)] for part in forecast))
             bar.update(len(selected))
     if left_out:

@@ -3,7 +3,7 @@
 Shapes: A agents, B rows of a batch, T observed steps, M modes, P predicted steps.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,12 @@ from hf_vanilla.models.configuration_vanilla_tracks import (
     VanillaForecasterConfig,
     VanillaTracksConfig,
 )
-from hf_vanilla.models.inputs_vanilla_forecaster import observed_velocities
+from hf_vanilla.models.inputs_vanilla_forecaster import last_known, observed_velocities
 from hf_vanilla.models.modeling_vanilla_tracks import VanillaTrajectoryOutput, read_past
 from hf_vanilla.options import option
 
-from .layout import run_model
+from .layout import Surroundings, run_model
 from .options import TrackFileOptions
-from .road_maps import RoadMap
 from .table import TrackTable, check_positive
 
 STEP_TOLERANCE = 1e-3  # relative
@@ -176,23 +175,17 @@ def predict(
     model: Any,
     past: np.ndarray,
     is_observed: np.ndarray,
-    groups: np.ndarray | None = None,
-    maps: Sequence[RoadMap | None] | None = None,
+    beside: Surroundings | None = None,
     **kwargs: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Futures of agents in one batch, the most probable mode first.
-
-    The model computes in single precision relative to each last position, so large coordinates,
-    such as those of maps, lose nothing.
 
     Args:
         model: a forecaster in evaluation mode.
         past: `(A, T, 2)` float64; anything where not observed.
         is_observed: `(A, T)` bool; last steps are observed.
-        groups: `(A,)` equal numbers for agents of one scene at one frame, which a joint forecaster
-            forecasts together; None: all are in one scene.
-        maps: map of each agent's scene, for a model that reads maps; None: there are none.
-        **kwargs: `agents`, as of `run_model`; others go to the model, such as `samples_at_once`.
+        beside: what else a model of scenes reads, see `run_model`.
+        **kwargs: passed to the model, such as `samples_at_once`.
 
     Returns:
         `(A, M, P, 2)` float64 and probabilities `(A, M)` float64.
@@ -200,7 +193,7 @@ def predict(
     config = model.config
     if not len(past):
         return np.zeros((0, 1, config.predicted_steps, 2)), np.zeros((0, 1))
-    outputs = relative_outputs(model, past, is_observed, groups, maps, **kwargs)
+    outputs = run_model(model, past, is_observed, beside, **kwargs)
     probabilities, order = _sorted_modes(outputs)
     tracks = outputs.trajectories.double().cpu()
     tracks = tracks.gather(1, order[..., None, None].expand_as(tracks)).numpy()
@@ -222,29 +215,12 @@ def attention_of_modes(model: Any, past: np.ndarray, is_observed: np.ndarray) ->
     """
     if entry_of(model.config).reads:
         return None
-    outputs = relative_outputs(model, past, is_observed, output_attentions=True)
+    outputs = run_model(model, past, is_observed, output_attentions=True)
     if not outputs.cross_attentions:
         return None
     weights = outputs.cross_attentions[-1].double().mean(1).cpu()  # (A, M, T - 1)
     _, order = _sorted_modes(outputs)
     return weights.gather(1, order.unsqueeze(-1).expand_as(weights)).numpy()
-
-
-def relative_outputs(
-    model: Any,
-    past: np.ndarray,
-    is_observed: np.ndarray,
-    groups: np.ndarray | None = None,
-    maps: Sequence[RoadMap | None] | None = None,
-    **kwargs: Any,
-) -> Any:
-    """Outputs for positions relative to each agent's last one."""
-    relative = np.where(is_observed[..., None], past - past[:, -1:], 0)
-    values = torch.as_tensor(relative, dtype=torch.float32)
-    mask = torch.as_tensor(is_observed)
-    groups = np.zeros(len(past), np.int64) if groups is None else groups
-    maps = [None] * len(past) if maps is None else maps
-    return run_model(model, values, mask, past[:, -1], groups, maps, **kwargs)
 
 
 def _sorted_modes(outputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -278,13 +254,19 @@ def check_rate(table: TrackTable, config: Any, source: str) -> None:
 
 def constant_velocity(past: Tensor, is_observed: Tensor, steps: int) -> Tensor:
     """Positions `(B, P, 2)` that repeat the last known displacement; without one, no motion."""
-    last, _, _ = _last_displacements(past, is_observed)
+    last = last_known(*observed_velocities(past, is_observed))
     return past[:, -1:] + last.unsqueeze(1) * _counted(steps, past)
 
 
 def constant_turn(past: Tensor, is_observed: Tensor, steps: int) -> Tensor:
     """Positions `(B, P, 2)` that repeat speed and turn between the last two known displacements."""
-    last, before, between = _last_displacements(past, is_observed)
+    velocities, is_known = observed_velocities(past, is_observed)
+    number = torch.arange(1, is_known.shape[1] + 1, device=past.device)
+    numbers = (is_known * number).topk(min(2, len(number)), dim=1).values  # (B, 2); 0: none
+    places = (numbers - 1).clamp(min=0).unsqueeze(-1).expand(-1, -1, 2)
+    found = velocities.gather(1, places) * numbers.gt(0).unsqueeze(-1)
+    last, before = found[:, 0], found[:, -1]
+    between = (numbers[:, 0] - numbers[:, -1]).clamp(min=1)
     cross = before[:, 0] * last[:, 1] - before[:, 1] * last[:, 0]
     turn = torch.atan2(cross, (before * last).sum(-1)) / between  # (B,), 0 where one of them is 0
     angle = turn.unsqueeze(1) * _counted(steps, past).squeeze(-1)  # (B, P)
@@ -335,6 +317,8 @@ class SimpleForecaster(nn.Module):
                   [3., 0.]]]])
     """
 
+    has_one_future = True
+
     def __init__(self, name: str, config: VanillaTracksConfig) -> None:
         super().__init__()
         if name not in SIMPLE_MODELS:
@@ -354,21 +338,6 @@ class SimpleForecaster(nn.Module):
         future = SIMPLE_MODELS[self.name](past, is_observed, self.config.predicted_steps)
         logits = future.new_zeros(len(past), 1)
         return VanillaTrajectoryOutput(trajectories=future.unsqueeze(1), mode_logits=logits)
-
-
-def _last_displacements(past: Tensor, is_observed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The last and the last but one known displacement, and how many steps lie between them.
-
-    Returns:
-        `(B, 2)`, `(B, 2)`, 0 where there is none, and `(B,)`, 1 or more.
-    """
-    velocities, is_known = observed_velocities(past, is_observed)
-    number = torch.arange(1, is_known.shape[1] + 1, device=past.device)
-    indices = (is_known * number).topk(min(2, len(number)), dim=1).values  # 0: none
-    earlier = (indices - 1).clamp(min=0).unsqueeze(-1).expand(-1, -1, 2)
-    displacements = velocities.gather(1, earlier) * indices.gt(0).unsqueeze(-1)
-    between = (indices[:, 0] - indices[:, -1]).clamp(min=1)
-    return displacements[:, 0], displacements[:, -1], between
 
 
 def _counted(steps: int, like: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ P predicted steps.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,7 @@ from hf_vanilla.families import entry_of
 
 from .road_maps import RoadMap, maps_side_by_side
 from .table import TrackTable
-from .windows import Windows, rows_of_groups
+from .windows import Windows, groups_of_rows, rows_of_groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,29 +103,55 @@ def fixed_draws(seed: int = 0) -> Iterator[None]:
         yield
 
 
-def run_model(  # noqa: PLR0913 - all that any model reads
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """What a model may read beside the tracks of agents in rows.
+
+    Attributes:
+        groups: `(W,)` equal numbers for agents of one scene at one frame.
+        maps: map of each row's scene, None where there is none.
+        known: by the names of a model's inputs, kinds `(W,)` and sizes `(W, 2)` of agents, and
+            positions `(W, Q, 2)` and states `(W, Q, T)` of the lights of their scenes.
+    """
+
+    groups: np.ndarray
+    maps: Sequence[RoadMap | None]
+    known: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of_rows(cls, config: Any, table: TrackTable, rows: np.ndarray) -> "Surroundings":
+        """Those of rows of a table, as far as a model of this config reads them."""
+        groups, known = groups_of_rows(table, rows), {}
+        if "lanes" not in entry_of(config).reads:
+            return cls(groups, [None] * len(rows))
+        if config.num_agent_kinds:
+            known["agent_kinds"] = torch.from_numpy(table.kinds_of(rows))
+        if config.reads_sizes:
+            known["agent_sizes"] = torch.from_numpy(table.sizes_of(rows))
+        if config.num_light_states:
+            lights = table.lights_of(rows, config.observed_steps)
+            known["light_values"], known["light_states"] = map(torch.from_numpy, lights)
+        return cls(groups, table.maps_of(rows), known)
+
+
+def run_model(
     model: Any,
-    past: Tensor,
-    is_observed: Tensor,
-    last: np.ndarray,
-    groups: np.ndarray,
-    maps: Sequence[RoadMap | None],
-    agents: Mapping[str, Tensor] | None = None,
+    past: np.ndarray,
+    is_observed: np.ndarray,
+    beside: Surroundings | None = None,
     **kwargs: Any,
 ) -> Any:
     """Outputs of a forecaster for agents in rows: the one place where a model is called.
 
-    A model that reads whole scenes gets the rows of each scene together, relative to the mean of
-    their last positions, so that single precision suffices for large coordinates.
+    The model computes in single precision relative to each last position, so large coordinates,
+    such as those of maps, lose nothing. One that reads whole scenes gets the rows of each scene
+    together, relative to the mean of their last positions.
 
     Args:
         model: a forecaster.
-        past: `(W, T, 2)` positions relative to each agent's last one.
+        past: `(W, T, 2)` float64 positions in the world; anything where not observed.
         is_observed: `(W, T)` bool; last steps are observed.
-        last: `(W, 2)` float64 last positions in the world.
-        groups: `(W,)` equal numbers for agents of one scene.
-        maps: map of each row, equal for rows of one scene, for a model that reads maps.
-        agents: what `agent_inputs` gives for the rows; None: nothing is known of them.
+        beside: what else is there; None: all agents are in one scene of which no more is known.
         **kwargs: passed to the model, such as `samples_at_once`.
 
     Returns:
@@ -133,88 +159,67 @@ def run_model(  # noqa: PLR0913 - all that any model reads
         whose `mode_logits` are `(W, K)`.
     """
     device = next(model.parameters(), torch.empty(0)).device
-    reads = entry_of(model.config).reads
-    if "others" not in reads:
-        return model(past.to(device), past_observed_mask=is_observed.to(device), **kwargs)
-    layout = SceneLayout.of_groups(groups)
-    values = {"past_values": past, "past_observed_mask": is_observed}
-    read_maps = maps if "lanes" in reads else None
-    inputs, offset = scene_inputs(values, last, layout, agents or {}, read_maps)
+    relative = np.where(is_observed[..., None], past - past[:, -1:], 0)
+    inputs = {
+        "past_values": torch.as_tensor(relative, dtype=torch.float32),
+        "past_observed_mask": torch.as_tensor(is_observed),
+    }
+    whole_scenes = "others" in entry_of(model.config).reads
+    if whole_scenes:
+        if beside is None:
+            beside = Surroundings(np.zeros(len(past), np.int64), [None] * len(past))
+        inputs, layout, offset = scene_inputs(inputs, past[:, -1], beside)
     outputs = model(**{name: values.to(device) for name, values in inputs.items()}, **kwargs)
-    tracks = layout.unpad(outputs.trajectories.float().cpu())
-    outputs.trajectories = tracks - offset.unsqueeze(1)
-    outputs.mode_logits = layout.unpad(outputs.mode_logits.float().cpu())
+    if whole_scenes:
+        tracks = layout.unpad(outputs.trajectories.float().cpu())
+        outputs.trajectories = tracks - offset.unsqueeze(1)
+        outputs.mode_logits = layout.unpad(outputs.mode_logits.float().cpu())
     return outputs
-
-
-def scene_middles(last: np.ndarray, layout: SceneLayout) -> np.ndarray:
-    """Mean `(S, 2)` of the last positions `(W, 2)` of each scene."""
-    counts = np.bincount(layout.scene)
-    return np.stack([np.bincount(layout.scene, column) / counts for column in last.T], 1)
 
 
 def scene_inputs(
     values: Mapping[str, Tensor],
     last: np.ndarray,
-    layout: SceneLayout,
-    agents: Mapping[str, Tensor],
-    maps: Sequence[RoadMap | None] | None,
+    beside: Surroundings,
     change: Tensor | None = None,
-) -> tuple[dict[str, Tensor], Tensor]:
+) -> tuple[dict[str, Tensor], SceneLayout, Tensor]:
     """A model's inputs, relative to the mean of the last positions of each scene.
 
     Args:
         values: of the rows, as of `model_inputs`; future ones may be missing.
         last: `(W, 2)` float64 last positions in the world.
-        layout: of the rows.
-        agents: what `agent_inputs` gives for the rows.
-        maps: of each row, equal for rows of one scene; None: lanes are not read.
+        beside: what else is there.
         change: `(S, 2, 2)` matrices that positions of each scene are multiplied with.
 
     Returns:
-        The inputs by name, and `(W, 1, 2)` last positions relative to the means.
+        The inputs by name, the layout of the rows in them, and `(W, 1, 2)` last positions relative
+        to the means.
     """
-    middles = scene_middles(last, layout)
+    layout, known = SceneLayout.of_groups(beside.groups), beside.known
+    counts = np.bincount(layout.scene)
+    middles = np.stack([np.bincount(layout.scene, column) / counts for column in last.T], 1)
     offset = torch.from_numpy(last - middles[layout.scene]).float().unsqueeze(1)
-    first = np.unique(layout.scene, return_index=True)[1]  # row of each scene
     inputs = {"agent_mask": torch.ones(len(last), dtype=torch.bool), **values}
     for name in ("past_values", "future_values"):
         if name in inputs:
             moved = inputs[name] + offset
             inputs[name] = moved if change is None else moved @ change[layout.scene]
-    inputs |= {name: part for name, part in agents.items() if name.startswith("agent_")}
+    inputs |= {name: part for name, part in known.items() if name.startswith("agent_")}
     inputs = {name: layout.pad(part) for name, part in inputs.items()}
-    if "light_values" in agents:
-        points = agents["light_values"][first] - torch.from_numpy(middles).unsqueeze(1)
-        inputs |= {"light_values": points.float(), "light_states": agents["light_states"][first]}
-    if maps is not None:
-        arrays = maps_side_by_side([maps[row] for row in first], middles)
+    first = np.unique(layout.scene, return_index=True)[1]  # row of each scene
+    if "light_values" in known:
+        points = known["light_values"][first] - torch.from_numpy(middles).unsqueeze(1)
+        inputs |= {"light_values": points.float(), "light_states": known["light_states"][first]}
+    maps = [beside.maps[row] for row in first]
+    if any(road is not None for road in maps):
+        arrays = maps_side_by_side(maps, middles)
         names = ("lane_values", "lane_mask", "lane_kinds")
         inputs |= dict(zip(names, map(torch.from_numpy, arrays), strict=True))
     if change is not None:
         for name, of_scene in (("light_values", change), ("lane_values", change.unsqueeze(1))):
             if name in inputs:
                 inputs[name] = inputs[name] @ of_scene
-    return inputs, offset
-
-
-def agent_inputs(config: Any, table: TrackTable, rows: np.ndarray) -> dict[str, Tensor]:
-    """What a model reads beside the tracks of some rows.
-
-    Kinds `(W,)` and sizes `(W, 2)` of agents; positions `(W, Q, 2)` and states `(W, Q, T)` of the
-    lights of their scenes.
-    """
-    inputs: dict[str, Tensor] = {}
-    if "lanes" not in entry_of(config).reads:
-        return inputs
-    if config.num_agent_kinds:
-        inputs["agent_kinds"] = torch.from_numpy(table.kinds_of(rows))
-    if config.reads_sizes:
-        inputs["agent_sizes"] = torch.from_numpy(table.sizes_of(rows))
-    if config.num_light_states:
-        lights = table.lights_of(rows, config.observed_steps)
-        inputs["light_values"], inputs["light_states"] = map(torch.from_numpy, lights)
-    return inputs
+    return inputs, layout, offset
 
 
 def model_inputs(windows: Windows, rows: np.ndarray) -> dict[str, Tensor]:

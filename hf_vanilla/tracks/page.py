@@ -5,13 +5,12 @@ Shapes: T observed steps, M modes, P predicted steps.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from hf_vanilla.app.page import Served, named_model, page_of_component, whole_number
 from hf_vanilla.app.worker import Worker
@@ -28,10 +27,10 @@ from .forecaster import (
     load_forecaster,
     predict,
 )
-from .layout import fixed_draws
+from .layout import Surroundings, fixed_draws
 from .options import TrackFileOptions
-from .plot import Drawn, drawn_agents, known_of
-from .road_maps import RoadMap, resampled
+from .plot import Drawn, drawn_agents
+from .road_maps import resampled
 from .table import TrackTable
 
 logger = logging.getLogger(__name__)
@@ -135,18 +134,23 @@ class TracksPage:
         Returns:
             `agents`, none where nobody has two observed steps; `lanes` of a scene with a map.
         """
-        agents = drawn_agents(self.model, self.table.rows(self.table.scene == scene), frame)
-        road = None if self.table.maps is None else self.table.maps[scene]
-        found: dict[str, Any] = {"agents": self._shown(agents, road) if agents else []}
+        table = self.table.rows(self.table.scene == scene)
+        agents = drawn_agents(self.model, table, frame)
+        road = None if table.maps is None else table.maps[scene]
+        found: dict[str, Any] = {"agents": self._shown(agents, table) if agents else []}
         if road is not None:
             found["lanes"] = [_rounded(line) for line in road.lines]
         return found
 
-    def _shown(self, agents: list[Drawn], road: RoadMap | None = None) -> list[dict[str, Any]]:
+    def _shown(self, agents: list[Drawn], table: TrackTable | None = None) -> list[dict[str, Any]]:
         """Agents as the script draws them, with constant velocity and the attention weights."""
         past = np.stack([agent.past for agent in agents])
         mask = np.isfinite(past).all(-1)
-        attention = self._attention(past, mask, road, known_of(agents))
+        beside = None
+        if table is not None:
+            rows = np.array([agent.row for agent in agents])
+            beside = Surroundings.of_rows(self.model.config, table, rows)
+        attention = self._attention(past, mask, beside)
         straight = constant_velocity(
             torch.from_numpy(np.nan_to_num(past)), torch.from_numpy(mask), agents[0].tracks.shape[1]
         ).numpy()
@@ -166,13 +170,13 @@ class TracksPage:
         ]
 
     def _attention(
-        self, past: np.ndarray, mask: np.ndarray, road: RoadMap | None, known: Mapping[str, Tensor]
+        self, past: np.ndarray, mask: np.ndarray, beside: Surroundings | None
     ) -> SceneAttention:
         """Weights of each agent; `own` is `(A, M, T)`, and M = 0 where the model records none."""
         count, steps = mask.shape
         if has_scene_attention(self.model):
             modes = getattr(self.model.config, "num_modes", 0)
-            found = attention_in_scene(self.model, past, mask, [road] * count, known)
+            found = attention_in_scene(self.model, past, mask, beside)
             own = np.repeat(found.own[:, None], modes, axis=1)  # the same for all futures
             return SceneAttention(own, found.others, found.lanes)
         looks = attention_of_modes(self.model, past, mask)

@@ -1,13 +1,10 @@
 """Figures of forecasts: past, truth, and futures by their probability."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hf_vanilla.families import entry_of
 from hf_vanilla.files import whole_file
@@ -25,7 +22,7 @@ from hf_vanilla.plots.figures import (
 from .attention import attention_in_scene, has_scene_attention
 from .forecaster import SIMPLE_MODELS, check_rate, load_forecaster, predict
 from .formats import on_plane, read_homography
-from .layout import agent_inputs, fixed_draws
+from .layout import Surroundings, fixed_draws
 from .options import TrackFileOptions
 from .road_maps import LANE_KINDS, RoadMap
 from .table import TrackTable
@@ -86,7 +83,7 @@ class Drawn:
         future: `(F, 2)` true positions after it, as far as there are any.
         tracks: `(M, P, 2)` futures, the most probable first.
         probabilities: `(M,)`.
-        known: what `agent_inputs` gives of it.
+        row: of the table, where it is in one.
     """
 
     name: Any
@@ -94,7 +91,7 @@ class Drawn:
     future: np.ndarray
     tracks: np.ndarray
     probabilities: np.ndarray
-    known: Mapping[str, Tensor] = field(default_factory=dict)
+    row: int = -1
 
 
 def plot_tracks(options: PlotTracksOptions) -> Path:
@@ -128,7 +125,7 @@ def plot_tracks(options: PlotTracksOptions) -> Path:
         agents = drawn_agents(model, table, frame)
         if not agents:
             raise ValueError(f"frame={frame}: no agent has two observed steps there")
-        lines = _attention_lines(model, agents, road, options)
+        lines = _attention_lines(model, agents, table, options.attention_of)
         with figure_style(options.theme) as colours:
             figure = new_figure(SIZE)
             panel = figure.subplots()
@@ -155,27 +152,26 @@ def _check_attention(model: Any, options: PlotTracksOptions) -> None:
 
 
 def _attention_lines(
-    model: Any, agents: list[Drawn], road: RoadMap | None, options: PlotTracksOptions
+    model: Any, agents: list[Drawn], table: TrackTable, name: str | None
 ) -> list[tuple[np.ndarray, float]]:
     """Lines `(L, 2)` from an agent to others, and lanes, each with its attention weight."""
-    if options.attention_of is None:
+    if name is None:
         return []
-    names, name = [str(agent.name) for agent in agents], options.attention_of
+    names = [str(agent.name) for agent in agents]
     if name not in names:
         raise ValueError(f"attention_of={name!r}: the frame has {', '.join(names[:10])}")
     row = names.index(name)
     past = np.stack([agent.past for agent in agents])
-    found = attention_in_scene(
-        model, past, np.isfinite(past).all(-1), [road] * len(agents), known_of(agents)
-    )
+    beside = Surroundings.of_rows(model.config, table, np.array([agent.row for agent in agents]))
+    found = attention_in_scene(model, past, np.isfinite(past).all(-1), beside)
     lines = [
         (np.stack((past[row, -1], past[other, -1])), float(found.others[row, other]))
         for other in range(len(agents))
         if other != row
     ]
+    road = beside.maps[0]
     lanes = [] if road is None else road.lines
-    # a joint forecaster reads no lanes and has no weights of them
-    return lines + list(zip(lanes, found.lanes[row].tolist(), strict=False))
+    return lines + list(zip(lanes, found.lanes[row].tolist(), strict=True))
 
 
 def drawn_agents(model: Any, table: TrackTable, frame: int) -> list[Drawn]:
@@ -187,9 +183,9 @@ def drawn_agents(model: Any, table: TrackTable, frame: int) -> list[Drawn]:
     rows, past, mask = rows[is_enough], past[is_enough], mask[is_enough]
     if not len(rows):
         return []
-    known = agent_inputs(config, table, rows)
     with fixed_draws():
-        tracks, probabilities = predict(model, past, mask, maps=table.maps_of(rows), agents=known)
+        beside = Surroundings.of_rows(config, table, rows)
+        tracks, probabilities = predict(model, past, mask, beside)
     found = []
     for number, row in enumerate(rows):
         per_step = table.frames_per_step[table.scene[row]]
@@ -198,14 +194,8 @@ def drawn_agents(model: Any, table: TrackTable, frame: int) -> list[Drawn]:
         future = near.positions[(near.agent == near.agent[0]) & (near.frame <= last)]
         seen = np.where(mask[number][:, None], past[number], np.nan)
         name = table.agent_names[table.agent[row]]
-        of_agent = {key: values[number] for key, values in known.items()}
-        found.append(Drawn(name, seen, future, tracks[number], probabilities[number], of_agent))
+        found.append(Drawn(name, seen, future, tracks[number], probabilities[number], int(row)))
     return found
-
-
-def known_of(agents: list[Drawn]) -> dict[str, Tensor]:
-    """What `agent_inputs` gives of agents."""
-    return {name: torch.stack([a.known[name] for a in agents]) for name in agents[0].known}
 
 
 def save_walk(

@@ -5,15 +5,13 @@ P predicted steps.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.batching import shuffled
@@ -26,15 +24,9 @@ from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, Validation, weights_fingerprint
 
 from .forecaster import load_forecaster
-from .layout import (
-    SceneLayout,
-    agent_inputs,
-    model_inputs,
-    scene_batches,
-    scene_inputs,
-)
+from .layout import Surroundings, model_inputs, scene_batches, scene_inputs
 from .road_maps import RoadMap
-from .scores import JointSums, TrackSums, add_scenes
+from .scores import JointSums, TrackSums, add_windows
 from .task import TrackTask, add_errors, prepare_tracks, random_changes
 from .windows import rows_of_groups
 
@@ -124,28 +116,27 @@ class SceneTask(TrackTask):
                 selected = torch.randperm(len(rows), generator=generator)[: options.max_agents]
                 parts[index] = rows[selected.numpy()]
         rows = np.concatenate(parts)
-        layout = SceneLayout.of_groups(np.repeat(np.arange(len(parts)), [len(p) for p in parts]))
-        inputs = model_inputs(windows, rows)
+        inputs, table = model_inputs(windows, rows), windows.table
         add_errors(inputs["past_values"], options, generator)
-        table, last_rows = windows.table, windows[rows].last_rows
         change = random_changes(options, len(parts), generator)  # (B, 2, 2)
-        agents = agent_inputs(self.config, table, last_rows)
-        maps = table.maps_of(last_rows) if self.maps else None
-        last = table.positions[last_rows]
-        return scene_inputs(inputs, last, layout, agents, maps, change)[0]
+        last_rows = windows.last_rows[rows]
+        beside = Surroundings.of_rows(self.config, table, last_rows)
+        beside = replace(beside, groups=np.repeat(np.arange(len(parts)), [len(p) for p in parts]))
+        if not self.maps:
+            beside = replace(beside, maps=[None] * len(rows))
+        return scene_inputs(inputs, table.positions[last_rows], beside, change)[0]
 
     def validate(
         self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
     ) -> Validation:
         """Scores of single agents and of whole scenes over all validation scenes."""
         windows, options, modes = self.validation, self.options, model.config.num_modes
-        single = TrackSums(modes, largest_step=model.config.largest_step)
-        together = JointSums(modes)
+        single, together = TrackSums.of(model), JointSums(modes)
         size = options.scenes_per_batch * options.max_agents
         batches = list(scene_batches(windows.groups, size))
         share = batches[accelerator.process_index :: accelerator.num_processes]
         for rows in validation_bar(accelerator, share):
-            add_scenes(single, together, model, windows, rows)
+            add_windows(single, model, windows, rows, together)
         means: dict[str, float] = {}
         for sums in (single, together):
             means |= sums.means(sum_over_processes(accelerator, sums.sums))
@@ -159,9 +150,8 @@ class SceneTask(TrackTask):
 
     def describe_training(self) -> str:
         """What the training data is cut into, in words."""
-        beside = " of windows"
-        if not self.recipe.entry.is_joint:
-            beside = f", {len(self.maps):,} maps of lanes"
+        is_joint = self.recipe.entry.is_joint
+        beside = " of windows" if is_joint else f", {len(self.maps):,} maps of lanes"
         return f"{len(self.sizes):,} scenes{beside}"
 
     def log_training(self, beside: str = "") -> None:
@@ -236,6 +226,8 @@ class JointTrajectoryTask(SceneTask):
 
     first: PreTrainedModel | None = None
     counted: ClassVar[tuple[str, ...]] = ("agents",)
+    counted_mask: ClassVar[str] = "agent_mask"
+    parts = ("sample_loss", "reconstruction_loss", "divergence", "similarity")
     form_option: ClassVar[str] = "stage"
 
     def fit(self, model: Any) -> None:
@@ -249,19 +241,6 @@ class JointTrajectoryTask(SceneTask):
         if self.first is not None:
             facts["first stage"] = weights_fingerprint(self.first)
         return facts
-
-    def counts(self, batch: Batch) -> Sequence[int]:
-        """Agents."""
-        return [int(batch["agent_mask"].sum())]
-
-    def losses(
-        self, model: nn.Module, batch: Batch, totals: Tensor, *, is_logged: bool
-    ) -> dict[str, Tensor]:
-        """Loss per agent of the optimizer step, and its parts."""
-        outputs = model(**batch, num_items_in_batch=totals[0].clamp(min=1))
-        names = ("loss", "sample_loss", "reconstruction_loss", "divergence", "similarity")
-        values = {name: getattr(outputs, name) for name in (names if is_logged else names[:1])}
-        return {name: value for name, value in values.items() if value is not None}
 
 
 def prepare_scenes(recipe: Recipe) -> "SceneTrajectoryTask":

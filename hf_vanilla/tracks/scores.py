@@ -15,8 +15,8 @@ from torch import Tensor
 from hf_vanilla.models.inputs_vanilla_forecaster import distances
 from hf_vanilla.models.modeling_vanilla_tracks import mixture_nats
 
-from .layout import agent_inputs, fixed_draws, model_inputs, run_model
-from .windows import Windows, rows_of_groups
+from .layout import Surroundings, fixed_draws, run_model
+from .windows import Windows, pasts_of_rows, rows_of_groups
 
 MODE_COUNTS = (1, 5, 6, 10, 20)
 MISS_DISTANCE = 2.0
@@ -72,12 +72,20 @@ class TrackSums(ScoreSums):
     ) -> None:
         self.counts = [*(k for k in MODE_COUNTS if k < modes), modes]
         self.miss_distance, self.largest_step = miss_distance, largest_step
+        self.modes = modes
         names = [f"{kind}{k}" for k in self.counts for kind in ("minADE", "minFDE")]
         names += ["miss_rate", "brier_minFDE"]
         names += ["single_ADE", "single_FDE", "kde_nll"] if modes > 1 else []
         names += ["density_nll"] if has_spreads else []
         names += ["off_speed_share"] if largest_step else []
         super().__init__(names)
+
+    @classmethod
+    def of(cls, model: Any, **limits: float) -> "TrackSums":
+        """Sums for a forecaster; `limits` are further arguments."""
+        modes = 1 if getattr(model, "has_one_future", False) else model.config.num_modes
+        has_spreads = hasattr(model, "spread_head")
+        return cls(modes, largest_step=model.config.largest_step, has_spreads=has_spreads, **limits)
 
     def add(
         self,
@@ -263,69 +271,41 @@ def close_pairs(tracks: Tensor, distance: float) -> Tensor:
 
 @torch.no_grad()
 def add_windows(
-    sums: TrackSums, model: Any, windows: Windows, rows: np.ndarray, **kwargs: Any
-) -> tuple[Tensor, Tensor]:
-    """Predict some windows and add them to the sums.
-
-    Args:
-        sums: to add to.
-        model: a forecaster; of a joint one, `rows` are all windows of their scenes.
-        windows: cut from a table.
-        rows: `(B,)` numbers of windows.
-        **kwargs: passed to the model, such as `samples_at_once`.
-
-    Returns:
-        `(B, M, P, 2)` tracks relative to the last observed positions, `(B, M)` scores of the modes.
-    """
-    inputs, last_rows = model_inputs(windows, rows), windows[rows].last_rows
-    last, maps = windows.table.positions[last_rows], windows.table.maps_of(last_rows)
-    with fixed_draws(seed=int(rows[0])):
-        outputs = run_model(
-            model,
-            inputs["past_values"],
-            inputs["past_observed_mask"],
-            last,
-            windows[rows].groups,
-            maps,
-            agent_inputs(model.config, windows.table, last_rows),
-            **kwargs,
-        )
-    spreads = getattr(outputs, "spreads", None)
-    tracks, logits = outputs.trajectories.float().cpu(), outputs.mode_logits.float().cpu()
-    spreads = None if spreads is None else spreads.float().cpu()
-    sums.add(
-        tracks, logits, inputs["future_values"], inputs["future_observed_mask"], spreads=spreads
-    )
-    return tracks, logits
-
-
-def add_scenes(
     sums: TrackSums,
-    together: JointSums,
     model: Any,
     windows: Windows,
     rows: np.ndarray,
+    together: JointSums | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Predict all windows of some scenes and add them to both sums.
+    """Predict some windows and add them to the sums.
 
     Args:
         sums: scores of single agents.
-        together: scores of scenes.
-        model: a forecaster.
+        model: a forecaster; of a joint one, `rows` are all windows of their scenes.
         windows: cut from a table.
-        rows: `(B,)` numbers of windows, all those of their scenes.
-        **kwargs: passed to a joint forecaster, such as `samples_at_once`.
+        rows: `(B,)` numbers of windows.
+        together: scores of scenes, where `rows` are all windows of theirs.
+        **kwargs: passed to the model, such as `samples_at_once`.
 
     Returns:
         `(B, P, 2)` float64 top-scored tracks in the world.
     """
-    tracks, logits = add_windows(sums, model, windows, rows, **kwargs)
+    table, last_rows, observed = windows.table, windows.last_rows[rows], windows.observed
+    past, is_observed = pasts_of_rows(table, last_rows, observed)
+    beside = Surroundings.of_rows(model.config, table, last_rows)
+    with fixed_draws(seed=int(rows[0])):
+        outputs = run_model(model, past, is_observed, beside, **kwargs)
+    tracks, logits = outputs.trajectories.float().cpu(), outputs.mode_logits.float().cpu()
+    spreads = getattr(outputs, "spreads", None)
+    spreads = None if spreads is None else spreads.float().cpu()
     positions, is_known, origin = windows.positions(rows)
+    future, known = positions[:, observed:], torch.from_numpy(is_known[:, observed:])
+    sums.add(tracks, logits, torch.from_numpy(future), known, spreads=spreads)
     in_world = tracks.double() + torch.from_numpy(origin)[:, None, None]
-    future = torch.from_numpy(positions[:, windows.observed :] + origin[:, None])
-    known = torch.from_numpy(is_known[:, windows.observed :])
-    together.add(in_world, future, known, windows[rows].groups)
+    if together is not None:
+        true = torch.from_numpy(future + origin[:, None])
+        together.add(in_world, true, known, beside.groups)
     return in_world[torch.arange(len(rows)), logits.argmax(1)]
 
 

@@ -272,13 +272,12 @@ def join_tables(parts: Sequence[TrackTable]) -> TrackTable:
     names = [part.agent_names for part in parts]
     if len({part.dtype == object for part in names}) > 1:  # text and numbers
         names = [part.astype(str) for part in names]
-    return TrackTable(
+    return replace(
+        first,
         agent=join([part.agent + shift for part, shift in zip(parts, agents, strict=False)]),
         scene=join([part.scene + shift for part, shift in zip(parts, numbers, strict=False)]),
         agent_names=join([part.astype(object) for part in names]),
         scene_names=tuple(name for part in parts for name in part.scene_names),
-        step_seconds=first.step_seconds,
-        unit=first.unit,
         maps=maps,
         **columns,
     )

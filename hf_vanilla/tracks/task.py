@@ -162,6 +162,8 @@ class TrackTask(RowTask):
     validation: Any  # Windows or None
     measured: dict[str, Any]
     form_option: ClassVar[str] = "form"
+    counted_mask: ClassVar[str] = "future_observed_mask"
+    parts: ClassVar[tuple[str, ...]] = ()  # of the loss, for the log
 
     @property
     def form(self) -> str:
@@ -202,20 +204,23 @@ class TrackTask(RowTask):
         """Fingerprints of the windows."""
         parts = {"training": self.train, "validation": self.validation}
         return {
-            f"{part} tracks": data_fingerprint(len(w), w.table.positions, w.grid[w.first])
+            f"{part} tracks": data_fingerprint(len(w), w.table.positions, w.first_rows)
             for part, w in parts.items()
             if w is not None
         }
 
     def counts(self, batch: Batch) -> Sequence[int]:
-        """Known future steps."""
-        return [int(batch["future_observed_mask"].sum())]
+        """How often `counted_mask` is set: known future steps, or agents."""
+        return [int(batch[self.counted_mask].sum())]
 
     def losses(
         self, model: nn.Module, batch: Batch, totals: Tensor, *, is_logged: bool
     ) -> dict[str, Tensor]:
-        """Loss per known future step of the optimizer step."""
-        return {"loss": model(**batch, num_items_in_batch=totals[0].clamp(min=1)).loss}
+        """Loss per item counted in the optimizer step, and its parts."""
+        outputs = model(**batch, num_items_in_batch=totals[0].clamp(min=1))
+        names = ("loss", *self.parts) if is_logged else ("loss",)
+        values = {name: getattr(outputs, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
 
     def work(self, config: Any, batch: Batch) -> Work:
         """Windows or agents, and their observed and future steps, known ones and with padding."""
@@ -325,15 +330,14 @@ class TrajectoryTask(TrackTask):
         self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
     ) -> Validation:
         """Errors of the closest and of the top-scored track over all validation windows."""
-        windows, config = self.validation, model.config
+        windows = self.validation
         share = np.arange(accelerator.process_index, len(windows), accelerator.num_processes)
-        modes = 1 if self.form in ("one", "tf_paper") else config.num_modes
-        has_spreads = self.form == "density"
-        sums = TrackSums(modes, largest_step=config.largest_step, has_spreads=has_spreads)
+        sums = TrackSums.of(model)
         size = self.options.windows_per_batch
         for first in validation_bar(accelerator, range(0, len(share), size)):
             add_windows(sums, model, windows, share[first : first + size])
         means = sums.means(sum_over_processes(accelerator, sums.sums))
+        modes = sums.modes
         single = {"single_ade": means["single_ADE"]} if modes > 1 else {}  # only logged
         return self.validated(means, modes, ade=means["minADE1"], fde=means["minFDE1"], **single)
 

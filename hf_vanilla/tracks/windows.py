@@ -7,37 +7,38 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .table import TrackTable, check_positive
+from .table import BLOCK_ROWS, TrackTable, check_positive
 
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Windows of observed and future steps of one agent each, as row numbers into a table.
+    """Windows of observed and future steps of one agent each, by rows of a table.
 
     Attributes:
         table: rows of agents.
         observed: steps T.
         predicted: steps P.
-        grid: rows of the table at equal steps, agent after agent; -1 where a step is missing.
-        first: `(W,)` index of each window's first step in `grid`.
+        last_rows: `(W,)` row of each window's last observed step, which is never missing.
     """
 
     table: TrackTable
     observed: int
     predicted: int
-    grid: np.ndarray
-    first: np.ndarray
+    last_rows: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.first)
+        return len(self.last_rows)
 
     def __getitem__(self, selected: np.ndarray) -> "Windows":
-        return replace(self, first=self.first[selected])
+        return replace(self, last_rows=self.last_rows[selected])
 
     @property
-    def last_rows(self) -> np.ndarray:
-        """`(W,)` row of each window's last observed step, which is never missing."""
-        return self.grid[self.first + self.observed - 1]
+    def first_rows(self) -> np.ndarray:
+        """`(W,)` row of each window's first step; -1 where it is missing."""
+        parts = np.array_split(self.last_rows, 1 + len(self) // BLOCK_ROWS)
+        return np.concatenate(
+            [rows_around(self.table, part, 1 - self.observed, 0)[:, 0] for part in parts]
+        )
 
     @property
     def groups(self) -> np.ndarray:
@@ -59,9 +60,9 @@ class Windows:
             `(B, T + P, 2)` float32, 0 where missing; `(B, T + P)` bool, True where observed;
             `(B, 2)` float64 last observed positions.
         """
-        rows = self.grid[self.first[selected, None] + np.arange(self.observed + self.predicted)]
-        is_known = rows >= 0
-        origin = self.table.positions[rows[:, self.observed - 1]]
+        last = self.last_rows[selected]
+        rows = rows_around(self.table, last, 1 - self.observed, self.predicted)
+        is_known, origin = rows >= 0, self.table.positions[last]
         relative = self.table.positions[rows] - origin[:, None]
         return np.where(is_known[..., None], relative, 0).astype(np.float32), is_known, origin
 
@@ -90,22 +91,21 @@ def cut_windows(
         ValueError: a number is too small.
     """
     check_positive(observed=observed, predicted=predicted, stride=stride)
-    length = observed + predicted
-    grid, segment = _grid(table, most_steps=length if allow_missing else 1)
-    first = np.arange(max(0, len(grid) - length + 1))
-    first = first[segment[first] == segment[first + length - 1]]
-    if stride > 1:
-        starts = np.flatnonzero(np.diff(segment, prepend=-1))[segment[first]]
-        number = first - starts
-        if by_scene:
-            rows = grid[starts]
-            number += table.frame[rows] // table.frames_per_step[table.scene[rows]]
-        first = first[number % stride == 0]
+    if not len(table):
+        return Windows(table, observed, predicted, np.zeros(0, np.int64))
+    time = table.frame // table.frames_per_step[table.scene]
+    # a segment ends with its agent, and before a gap that no window may cross
+    steps, most_steps = table.steps, observed + predicted if allow_missing else 1
+    is_end = (steps < 1) | (steps > most_steps)
+    is_first, is_last = np.append(True, is_end), np.append(is_end, True)
+    segment = np.cumsum(is_first) - 1
+    start, end = time[is_first][segment], time[is_last][segment]
+    first = time - observed + 1  # step of each row's window
+    is_cut = (first >= start) & (time + predicted <= end)
+    is_cut &= (first if by_scene else first - start) % stride == 0
     if allow_missing:
-        known = np.concatenate(([0], np.cumsum(grid >= 0)))
-        has_future = known[first + length] > known[first + observed]
-        first = first[(grid[first + observed - 1] >= 0) & has_future]
-    return Windows(table, observed, predicted, grid, first)
+        is_cut &= np.append(steps, 0) <= predicted  # a later step is there
+    return Windows(table, observed, predicted, np.flatnonzero(is_cut))
 
 
 def groups_of_rows(table: TrackTable, rows: np.ndarray) -> np.ndarray:
@@ -134,29 +134,21 @@ def pasts_of_rows(
     Returns:
         `(B, T, 2)` float64 positions, 0 where missing; `(B, T)` bool, True where observed.
     """
-    # an agent has one row a step at most, so they are among as many rows
-    near = np.maximum(rows[:, None] + np.arange(1 - observed, 1), 0)
-    ago = table.frame[rows, None] - table.frame[near]
-    ago //= table.frames_per_step[table.scene[rows], None]
-    is_near = (table.agent[near] == table.agent[rows, None]) & (ago < observed)
-    places = is_near.nonzero()[0], observed - 1 - ago[is_near]
-    positions, is_known = np.zeros((*near.shape, 2)), np.zeros(near.shape, bool)
-    positions[places], is_known[places] = table.positions[near[is_near]], True
-    return positions, is_known
+    near = rows_around(table, rows, 1 - observed, 0)
+    is_known = near >= 0
+    return np.where(is_known[..., None], table.positions[near], 0), is_known
 
 
-def _grid(table: TrackTable, *, most_steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows at equal steps, -1 where missing, and the segment `(L,)` of each.
+def rows_around(table: TrackTable, rows: np.ndarray, first: int, last: int) -> np.ndarray:
+    """Rows `(B, L)` of the agents of rows `(B,)`, from `first` to `last` steps after these.
 
-    A segment ends with its agent, and before a gap of more than `most_steps` steps.
+    -1 where an agent has none.
     """
-    if not len(table):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    steps = table.steps
-    is_new = (steps < 1) | (steps > most_steps)
-    indices = np.concatenate(([0], np.cumsum(np.where(is_new, 1, steps))))
-    grid = np.full(indices[-1] + 1, -1, np.int64)
-    grid[indices] = np.arange(len(table))
-    is_start = np.zeros(len(grid), np.int64)
-    is_start[indices[1:][is_new]] = 1
-    return grid, np.cumsum(is_start)
+    # an agent has one row a step at most, so they are among as many rows
+    near = np.clip(rows[:, None] + np.arange(first, last + 1), 0, len(table) - 1)
+    after = table.frame[near] - table.frame[rows, None]
+    after //= table.frames_per_step[table.scene[rows], None]
+    is_there = (table.agent[near] == table.agent[rows, None]) & (first <= after) & (after <= last)
+    found = np.full(near.shape, -1)
+    found[is_there.nonzero()[0], after[is_there] - first] = near[is_there]
+    return found

@@ -7,9 +7,8 @@ import torch
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
-from hf_vanilla.models.inputs_vanilla_forecaster import agent_axes
+from hf_vanilla.models.inputs_vanilla_forecaster import TrueFuture, agent_axes
 from hf_vanilla.models.modeling_vanilla_tracks import (
-    TrueFuture,
     VanillaForTrajectoryPrediction,
     closest_mode_loss,
     mean_distance,
@@ -256,26 +255,21 @@ def test_the_closest_mode_is_regressed_and_its_score_classified():
     tracks = torch.zeros(1, 3, 2, 2, requires_grad=True)
     offsets = torch.tensor([[[[1.0, 0.0]] * 2, [[0.5, 0.0]] * 2, [[4.0, 0.0]] * 2]])
     logits = torch.tensor([[2.0, 1.0, 0.0]])
-    loss = closest_mode_loss(
-        tracks + offsets,
-        logits,
-        torch.zeros(1, 2, 2),
-        torch.ones(1, 2, dtype=torch.bool),
-        score_weight=1.0,
-    )
+    config = VanillaTracksConfig(score_loss_weight=1.0, final_loss_weight=0.0)
+    truth = TrueFuture(torch.zeros(1, 2, 2), torch.ones(1, 2, dtype=torch.bool))
+    loss = closest_mode_loss(config, tracks + offsets, logits, truth)
     entropy = math.log(math.exp(2) + math.exp(1) + 1) - 1
     assert loss.item() == pytest.approx(0.5 + entropy, rel=1e-5)
     loss.backward()
     assert [mode.abs().sum().item() > 0 for mode in tracks.grad[0]] == [False, True, False]
 
 
-def losses_of_two_modes(**options):
+def losses_of_two_modes(final_weight=0.0, **options):
     """Mode 0: 1 m at both steps. Mode 1: 0 m, then 3 m; no scores."""
     apart = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]], [[0.0, 0.0], [3.0, 0.0]]]])
-    known = torch.ones(1, 2, dtype=torch.bool)
-    return closest_mode_loss(
-        apart, torch.zeros(1, 2), torch.zeros(1, 2, 2), known, score_weight=0.0, **options
-    ).item()
+    config = VanillaTracksConfig(score_loss_weight=0.0, final_loss_weight=final_weight)
+    truth = TrueFuture(torch.zeros(1, 2, 2), torch.ones(1, 2, dtype=torch.bool))
+    return closest_mode_loss(config, apart, torch.zeros(1, 2), truth, **options).item()
 
 
 def test_a_temperature_regresses_all_modes_by_their_distance():
@@ -290,15 +284,9 @@ def test_the_final_distance_adds_to_the_mean_distance():
     assert losses_of_two_modes(final_weight=0.5) == pytest.approx(1.0 + 0.5 * 1.0)
     # mode 1 is chosen if only its first step is known, and its last one weighs nothing then
     apart = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]], [[0.0, 0.0], [3.0, 0.0]]]])
-    known = torch.tensor([[True, False]])
-    loss = closest_mode_loss(
-        apart,
-        torch.zeros(1, 2),
-        torch.zeros(1, 2, 2),
-        known,
-        score_weight=0.0,
-        final_weight=0.5,
-    )
+    config = VanillaTracksConfig(score_loss_weight=0.0, final_loss_weight=0.5)
+    truth = TrueFuture(torch.zeros(1, 2, 2), torch.tensor([[True, False]]))
+    loss = closest_mode_loss(config, apart, torch.zeros(1, 2), truth)
     assert loss.item() == 0.0
 
 

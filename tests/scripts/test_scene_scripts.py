@@ -22,7 +22,8 @@ def script(name):
 def test_a_forecaster_that_knows_the_odds_and_the_rules_gets_them_back(monkeypatch):
     table, drawn = script("junctions.py"), junctions(scenes=60, seed=1)
 
-    def known(model, past, mask, groups, maps):
+    def known(model, past, mask, beside):
+        groups = beside.groups
         assert past.shape[1:] == (OBSERVED, 2)
         own = drawn.tracks[groups, 0, OBSERVED:]
         minds = (drawn.situation[groups] != 0)[:, None, None, None]
@@ -45,8 +46,8 @@ def test_changes_of_inputs_keep_the_arriving_car(monkeypatch):
     table, drawn = script("junctions.py"), junctions(scenes=5, seed=1)
     seen = {}
 
-    def note(model, past, mask, groups, maps):
-        seen["past"], seen["maps"] = past, maps
+    def note(model, past, mask, beside):
+        seen["past"], seen["maps"] = past, beside.maps
         return np.zeros((len(past), 1, 12, 2)), np.ones((len(past), 1))
 
     monkeypatch.setattr(table, "predict", note)

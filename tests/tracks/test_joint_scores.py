@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hf_vanilla.tracks.layout import SceneLayout, scene_batches, scene_middles
+from hf_vanilla.tracks.layout import SceneLayout, Surroundings, scene_batches, scene_inputs
 from hf_vanilla.tracks.scores import JointSums, Protocol, TrackScores, TrackSums, close_pairs
 
 PROTOCOL = Protocol(
@@ -92,13 +92,16 @@ def test_joint_scores_are_printed_with_what_they_compare():
 
 
 def test_a_layout_pads_and_returns_rows():
-    layout = SceneLayout.of_groups(np.array([4, 2, 4, 4, 2]))
+    groups = np.array([4, 2, 4, 4, 2])
+    layout = SceneLayout.of_groups(groups)
     values = torch.arange(1, 6).float().unsqueeze(1)
     padded = layout.pad(values)
     assert padded.squeeze(-1).tolist() == [[2, 5, 0], [1, 3, 4]]
     assert_close(layout.unpad(padded), values)
     last = np.array([[0.0, 0.0], [1e7, 0.0], [3.0, 3.0], [0.0, 3.0], [1e7 + 2, 0.0]])
-    assert scene_middles(last, layout).tolist() == [[1e7 + 1, 0], [1, 2]]
+    _, _, offset = scene_inputs({}, last, Surroundings(groups, [None] * 5))
+    middles = {4: [1, 2], 2: [1e7 + 1, 0]}
+    assert (last - offset[:, 0].numpy()).tolist() == [middles[group] for group in groups]
 
 
 def test_batches_have_whole_scenes_of_similar_size():

@@ -6,6 +6,7 @@ from numpy.testing import assert_allclose
 from scene_models import SIZES, scene_model, scenes
 
 from hf_vanilla.tracks.attention import attention_in_scene, has_scene_attention
+from hf_vanilla.tracks.layout import Surroundings
 from hf_vanilla.tracks.road_maps import RoadMap
 
 STEPS, AGENTS, LANES, PIECES = SIZES["observed_steps"], 4, 3, 3
@@ -24,7 +25,8 @@ def looked(name, **changes):
     model.set_attn_implementation("eager")
     past, road = one_scene()
     mask = np.ones(past.shape[:2], bool)
-    return attention_in_scene(model, past, mask, [road] * len(past)), model
+    beside = Surroundings(np.zeros(AGENTS, int), [road] * AGENTS)
+    return attention_in_scene(model, past, mask, beside), model
 
 
 def tokens_of(family):
@@ -42,7 +44,8 @@ def test_weights_are_those_of_the_last_decoder_layer(name):
     attend = model.layers[-1].encoder_attn
     hook = attend.register_forward_hook(lambda *call: seen.append(call[-1][1]))
     past, road = one_scene()
-    attention_in_scene(model, past, np.ones(past.shape[:2], bool), [road] * AGENTS)
+    beside = Surroundings(np.zeros(AGENTS, int), [road] * AGENTS)
+    attention_in_scene(model, past, np.ones(past.shape[:2], bool), beside)
     hook.remove()
     weights = seen[0].mean((1, 2)).numpy()  # (A, M)
     assert_allclose(found.own, weights[:, tokens_of("own")[0]], atol=1e-6)

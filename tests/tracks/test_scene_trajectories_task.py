@@ -18,12 +18,12 @@ from hf_vanilla.tracks.attention import attention_in_scene
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
 from hf_vanilla.tracks.forecast import ForecastOptions, forecast_file, forecasts
 from hf_vanilla.tracks.forecaster import load_forecaster, predict
+from hf_vanilla.tracks.layout import Surroundings
 from hf_vanilla.tracks.options import SceneDataOptions, TrackDataOptions
 from hf_vanilla.tracks.plot import (
     ATTENTION_WIDTH,
     PlotTracksOptions,
     drawn_agents,
-    known_of,
     plot_tracks,
 )
 from hf_vanilla.tracks.scene_tasks import prepare_scenes as prepare
@@ -188,7 +188,8 @@ def test_evaluation_and_forecasts_read_the_lanes(trained, tmp_path):
     table = built_in_tracks("junctions", agents=90, seed=0)
     past = table.positions.reshape(90, 20, 2)[:3, -8:]
     mask, maps = np.ones((3, 8), bool), [table.maps[0]] * 3
-    tracks, probabilities = predict(model, past, mask, maps=maps)
+    beside = Surroundings(np.zeros(len(past), int), maps)
+    tracks, probabilities = predict(model, past, mask, beside)
     for agent in range(3):
         of_agent = [row for row in rows if row["agent"] == agent and row["mode"] == 0]
         assert of_agent[0]["probability"] == pytest.approx(probabilities[agent, 0], abs=1e-5)
@@ -223,12 +224,11 @@ def test_a_run_with_kinds_sizes_and_lights_reads_them_wherever_it_forecasts(tmp_
     assert ((lit > 1e-4) == has_lights).all()
     drawn = drawn_agents(loaded, table.rows(table.scene == 0), 19)
     assert np.abs(drawn[0].tracks.reshape(-1, 2) - found["as read"][:12]).max() < 1e-3
+    beside = Surroundings.of_rows(loaded.config, table, np.array([agent.row for agent in drawn]))
+    past = np.stack([agent.past for agent in drawn])
     weights = [
-        attention_in_scene(loaded, past, np.ones((3, 8), bool), table.maps_of(rows), agents=known)
-        for past, rows, known in [
-            (np.stack([agent.past for agent in drawn]), np.arange(3), known)
-            for known in (known_of(drawn), None)
-        ]
+        attention_in_scene(loaded, past, np.ones((3, 8), bool), given)
+        for given in (beside, replace(beside, known={}))
     ]
     assert np.abs(weights[0].others - weights[1].others).max() > 1e-5
     assert scores.values["minADE4"] == pytest.approx(logged(folder, "min_ade")[-1], rel=0.5)
