@@ -397,7 +397,9 @@ def _lack_of_memory(error: Exception) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    # the config's checks name themselves before what they say
+    found = re.sub(r"Class validation error for validator '\w+':\s*\w+: ", "", str(error))
+    return " ".join(found.split())
 
 
 def _resolve(thing: Any) -> Any:

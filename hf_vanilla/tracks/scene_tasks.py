@@ -25,7 +25,7 @@ from hf_vanilla.training.processes import sum_over_processes, validation_bar
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, Validation, weights_fingerprint
 
-from .forecaster import load_forecaster
+from .forecaster import check_rate, load_forecaster
 from .layout import (
     SceneLayout,
     agent_inputs,
@@ -188,6 +188,7 @@ def prepare_joint(recipe: Recipe) -> "JointTrajectoryTask":
     tracks, first = prepare_tracks(recipe), None
     if recipe.data.first_stage is not None:
         first = load_first_stage(recipe.data.first_stage, recipe.config())
+        check_rate(tracks[0].table, first.config, recipe.data.dataset)
     task = JointTrajectoryTask(recipe, *tracks, first)
     task.log_training()
     return task
