@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 from huggingface_hub import CommitOperationAdd, ModelCard, create_branch, create_commit, create_repo
+from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedModel
 
 from hf_vanilla.families import load_part, task_entry
@@ -182,7 +183,8 @@ def _made(to: Repository, **kind: str) -> Iterator[Any]:
             chain.append(cause)  # the client names the file, the server why it refused
         answers = [each.response.status_code for each in chain if hasattr(each, "response")]
         hint = ""
-        if not answers or {401, 403} & {*answers}:
+        is_name = isinstance(error, HFValidationError)  # of a name that none can have
+        if not (answers or is_name) or {401, 403} & {*answers}:
             hint = "; is there a network, and are you logged in (hf auth login)?"
         reasons = ": ".join(map(str, chain))
         raise OSError(f"cannot push to {to.repo_id}: {reasons}{hint}") from None
