@@ -94,6 +94,7 @@ class AppOptions(_ModelOptions):
     frame_seconds: float | None = option(
         None, "of --tracks: time between two frame numbers that follow each other", above=0
     )
+    columns: str = option("", "of --tracks: columns with other names, such as frame=timestep")
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class Settings:
         models_folder: whose models visitors of the page can choose too; None: none.
         tracks: of forecasters, to step through.
         frame_seconds: of `tracks`.
+        columns: of `tracks`.
         max_batch_memory: MiB of a batch of translators.
     """
 
@@ -112,6 +114,7 @@ class Settings:
     models_folder: str | None = None
     tracks: str = "walkers"
     frame_seconds: float | None = None
+    columns: str = ""
     max_batch_memory: int | None = None
 
 
@@ -149,7 +152,7 @@ def open_app(options: AppOptions) -> None:
         ValueError: a model cannot be used.
         OSError: nothing is found under a name, or the port is taken.
     """
-    settings = Settings(None, "/", options.tracks, options.frame_seconds)
+    settings = Settings(None, "/", options.tracks, options.frame_seconds, options.columns)
     with listening(ServeOptions(model=options.model, port=options.port), settings) as found:
         server, address = found
         logger.info("the page is at %s; Ctrl-C stops it", address)

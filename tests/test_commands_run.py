@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from huggingface_hub.errors import StrictDataclassDefinitionError
+from huggingface_hub.errors import (
+    StrictDataclassClassValidationError,
+    StrictDataclassDefinitionError,
+)
 
 from hf_vanilla.commands import run
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file
@@ -87,9 +90,16 @@ def test_an_error_of_the_input_is_one_line_and_status_one(typed, kind, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_an_error_of_a_strict_dataclass_is_one_line_too(typed):
+@pytest.mark.parametrize(
+    "error",
+    [
+        StrictDataclassDefinitionError("no such field"),
+        StrictDataclassClassValidationError("validate_field", ValueError("no such field")),
+    ],
+)
+def test_an_error_of_a_strict_dataclass_is_one_line_too(typed, error):
     def action(_):
-        raise StrictDataclassDefinitionError("no such field")
+        raise error
 
     typed("--name", "Ada")
     with pytest.raises(SystemExit) as caught:

@@ -65,7 +65,8 @@ def read_checkpoint(
                 f"{path} contains more than tensors: {', '.join(foreign)}; loading them can run "
                 "code from the file: add --trust_pickle only if you trust its author"
             ) from None
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        # torch goes on with the advice to run the file's code
+        why = f"{type(error).__name__}: {error}".splitlines()[0].partition(". ")[0]
         raise ValueError(f"{path} is incomplete or no checkpoint ({why}): get it again") from None
     if toolkit := _toolkit_of_content(content):
         raise ValueError(f"{path} is {toolkit}")

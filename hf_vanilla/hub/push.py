@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 from huggingface_hub import CommitOperationAdd, ModelCard, create_branch, create_commit, create_repo
+from huggingface_hub.errors import HFValidationError
 
 from hf_vanilla.families import load_part, task_entry
 from hf_vanilla.loading import load_folder, model_folder, task_of_model
@@ -140,7 +141,8 @@ def _made(to: PushOptions, **kind: Any) -> Iterator[Any]:
             chain.append(cause)  # the client names the file, the server why it refused
         answers = [each.response.status_code for each in chain if hasattr(each, "response")]
         hint = ""
-        if not answers or {401, 403} & {*answers}:
+        is_name = isinstance(error, HFValidationError)  # of a name that none can have
+        if not (answers or is_name) or {401, 403} & {*answers}:
             hint = "; is there a network, and are you logged in (hf auth login)?"
         reasons = ": ".join(map(str, chain))
         raise OSError(f"cannot push to {to.repo_id}: {reasons}{hint}") from None

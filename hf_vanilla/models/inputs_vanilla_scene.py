@@ -217,7 +217,7 @@ def _check_below(config: VanillaSceneConfig, field: str, name: str, numbers: Ten
     if may_read(numbers) and (numbers.min() < 0 or numbers.max() >= count):
         raise ValueError(
             f"{name} has {int(numbers.min())} to {int(numbers.max())}: give numbers below "
-            f"{field}={count}"
+            f"{field}={count}, or raise it"
         )
 
 

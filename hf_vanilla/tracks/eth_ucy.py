@@ -60,7 +60,7 @@ def leave_one_out(folder: str | Path, scene: str) -> Split:
     if missing:
         raise FileNotFoundError(
             f"{folder} has no {missing[0]}.txt, and test_scene={scene!r} needs the eight files of "
-            "ETH and UCY: give their folder, or train on other tracks by --test_scene none"
+            "ETH and UCY: give their folder, or no test_scene (--test_scene none in training)"
         )
     train, validation, test = [], [], []
     for name, first in FIRST_VALIDATION_FRAME.items():

@@ -120,9 +120,10 @@ def windows_to_score(
         allow_missing=options.allow_missing,
     )
     if not len(windows):
+        missing = "" if options.allow_missing else "set allow_missing, or "
         raise ValueError(
             f"{options.dataset} has no window of {config.observed_steps} + "
-            f"{config.predicted_steps} steps without a gap: set allow_missing, or give more data"
+            f"{config.predicted_steps} steps without a gap: {missing}give longer tracks"
         )
     windows = windows.with_company() if options.with_company else windows
     if not len(windows):

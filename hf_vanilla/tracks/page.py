@@ -50,6 +50,7 @@ class TracksPage:
         tracks: file or folder to step through, or the name of built-in tracks; they are resampled
             to the model's rate. A model in another unit than built-in tracks has none to show.
         frame_seconds: time between two frame numbers of a file that does not state its rate.
+        columns: names of a file's columns, as of `read_columns`.
 
     Raises:
         ValueError: the model or the tracks cannot be used.
@@ -57,7 +58,12 @@ class TracksPage:
     """
 
     def __init__(
-        self, model: str, *, tracks: str = BUILT_IN[0], frame_seconds: float | None = None
+        self,
+        model: str,
+        *,
+        tracks: str = BUILT_IN[0],
+        frame_seconds: float | None = None,
+        columns: str = "",
     ) -> None:
         self.model = load_forecaster(model, device="cpu")
         if model not in SIMPLE_MODELS and not entry_of(self.model.config).is_joint:
@@ -65,7 +71,10 @@ class TracksPage:
         self.name = public_name(model)
         config = self.model.config
         options = TrackFileOptions(
-            step_seconds=config.step_seconds, unit=config.unit, frame_seconds=frame_seconds
+            step_seconds=config.step_seconds,
+            unit=config.unit,
+            frame_seconds=frame_seconds,
+            columns=columns,
         )
         self.table: TrackTable = options.read(tracks, seed=2)
         if self.table.unit != config.unit:  # of built-in tracks; a file has the model's
@@ -212,7 +221,10 @@ def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served
     """What forecasters answer: the page of the first, and `POST /v1/forecast`."""
     pages = {
         public_name(name): TracksPage(
-            name, tracks=settings.tracks, frame_seconds=settings.frame_seconds
+            name,
+            tracks=settings.tracks,
+            frame_seconds=settings.frame_seconds,
+            columns=settings.columns,
         )
         for name in models
     }

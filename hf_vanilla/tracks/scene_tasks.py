@@ -23,7 +23,7 @@ from hf_vanilla.training.processes import sum_over_processes, validation_bar
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, Validation, weights_fingerprint
 
-from .forecaster import load_forecaster
+from .forecaster import check_rate, load_forecaster
 from .layout import Surroundings, model_inputs, scene_batches, scene_inputs
 from .road_maps import RoadMap
 from .scores import JointSums, TrackSums, add_windows
@@ -173,6 +173,7 @@ def prepare_joint(recipe: Recipe) -> "JointTrajectoryTask":
     tracks, first = prepare_tracks(recipe), None
     if recipe.data.first_stage is not None:
         first = load_first_stage(recipe.data.first_stage, recipe.config())
+        check_rate(tracks[0].table, first.config, recipe.data.dataset)
     task = JointTrajectoryTask(recipe, *tracks, first)
     task.log_training()
     return task

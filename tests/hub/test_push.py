@@ -290,3 +290,9 @@ def test_only_an_error_without_another_answer_asks_about_network_and_login(
         with push._made(options):
             raise failed
     assert ("logged in" in str(caught.value)) is is_asked
+
+
+def test_a_name_that_none_can_have_asks_about_neither(trained_run):
+    with pytest.raises(OSError, match="cannot push to a/b/c: Repo id must be") as caught:
+        push_folder(PushOptions(model=str(trained_run), repo_id="a/b/c"))
+    assert "network" not in str(caught.value)

@@ -299,6 +299,9 @@ def test_a_first_stage_of_another_size_is_refused(tracks, first_stage, second_st
     data["first_stage"] = str(second_stage)
     with pytest.raises(ValueError, match="holds VanillaForDiverseTrajectoryPrediction"):
         prepare(recipe(tmp_path / "run", tracks, data=data))
+    data |= {"first_stage": str(first_stage), "frame_seconds": 0.5}
+    with pytest.raises(ValueError, match=r"steps of 0.5 s, but the model has 0.4 s"):
+        prepare(recipe(tmp_path / "run", tracks, data=data))
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,16 @@ def test_a_frame_has_its_agents_with_what_really_came(page):
     assert page.frame(0, 99) == {"agents": []}
 
 
+def test_tracks_may_have_columns_of_other_names(folder, tmp_path):
+    rows = [f"{f},{0.5 * f},0,ada,{place}" for f in range(12) for place in ("north", "south")]
+    path = tmp_path / "places.csv"
+    path.write_text("\n".join(["frame,x,y,who,place", *rows]), encoding="utf-8")
+    columns = "agent=who,scene=place"
+    settings = Settings(tracks=str(path), frame_seconds=0.4, columns=columns)
+    start = served_by([folder], settings, Worker()).page.views["start"]
+    assert [scene["name"] for scene in start({})["scenes"]] == ["north", "south"]
+
+
 def test_a_scene_with_a_map_has_its_lanes():
     page = TracksPage("constant_velocity", tracks="junctions")
     lanes = page.frame(3, 7)["lanes"]

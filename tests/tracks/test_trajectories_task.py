@@ -239,8 +239,15 @@ def test_options_that_cannot_be_met_are_refused(tracks, tmp_path, data, message)
 def test_tracks_that_are_too_short_are_named(tmp_path):
     path = tmp_path / "short.csv"
     path.write_text("frame,agent,x,y\n0,1,0,0\n1,1,1,0\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"no agent with 5 \+ 4 steps"):
+    with pytest.raises(ValueError, match=r"no agent with 5 \+ 4 steps.* set allow_missing"):
+        prepare(recipe(tmp_path / "run", path, data={"allow_missing": False}))
+    with pytest.raises(ValueError, match=r"lower model.observed_steps or \S+$"):
         prepare(recipe(tmp_path / "run", path))
+    arguments = ["--model", "constant_velocity", "--dataset", str(path), "--frame_seconds", "0.4"]
+    with pytest.raises(ValueError, match="gap: set allow_missing, or give longer tracks"):
+        evaluate(read_evaluation(arguments))
+    with pytest.raises(ValueError, match="gap: give longer tracks"):
+        evaluate(read_evaluation([*arguments, "--allow_missing", "True"]))
 
 
 @pytest.fixture
