@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from operator import ge, gt, le, lt
-from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, TypedDict, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict, Union, Unpack, get_args, get_origin, get_type_hints
 
 from transformers.hf_argparser import string_to_bool
 
@@ -113,31 +112,6 @@ class Options:
             for one in value if isinstance(value, list | tuple) else [value]:
                 if one is not None:
                     _check_value(declared, one)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowOptions(Options):
-    """Base of data options that cut a step into micro-batches of equally many rows.
-
-    Attributes:
-        rows: their plural name, in the options `ROWS_per_step` and `ROWS_per_batch`.
-    """
-
-    rows: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        step, batch = self.rows_per("step"), self.rows_per("batch")
-        if step % batch:
-            names = f"{self.rows}_per_step={step}", f"{self.rows}_per_batch={batch}"
-            raise ValueError(f"{names[0]} is not a multiple of {names[1]}: change either")
-
-    def rows_per(self, part: str) -> int:
-        """Rows of a `step`, or of a process and micro-batch (`batch`)."""
-        return getattr(self, f"{self.rows}_per_{part}")
-
-    def check_with(self, train: Any) -> None:
-        """Compare with the options of every task; here nothing depends on them."""
 
 
 # what is not allowed by each limit of `Facts`
@@ -476,24 +450,6 @@ def options_and_paths(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         if "=" not in argument and argument not in ("-h", "--help"):
             options.extend([value] if (value := next(remaining, None)) is not None else [])
     return options, paths
-
-
-def options_and_file(kind: type, arguments: Sequence[str], use: str) -> tuple[Path, Any]:
-    """The one file of a command line, and its options.
-
-    Args:
-        kind: dataclass of the options.
-        arguments: of the command line.
-        use: what the file is, and the command; for the message.
-
-    Raises:
-        UsageError: there is not exactly one file, or an option is unknown.
-    """
-    options, paths = options_and_paths(arguments)
-    parsed = parse_options(kind, options, chosen="FILE")
-    if len(paths) != 1:
-        raise UsageError(f"give {use}")
-    return Path(paths[0]), parsed
 
 
 def progress_bar(

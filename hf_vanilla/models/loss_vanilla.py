@@ -77,7 +77,7 @@ def label_smoothed_loss(
     """
     if labels.shape != logits.shape[:-1]:
         raise ValueError(
-            f"labels {tuple(labels.shape)} do not fit logits {tuple(logits.shape)}: one a position"
+            f"labels {tuple(labels.shape)}, logits {tuple(logits.shape)}: give a label per position"
         )
     unsmoothed = None if smoothing_type != "non_target_non_pad" else pad_token_id
     if smoothing_type not in LABEL_SMOOTHING_TYPES:

@@ -107,20 +107,21 @@ class KeptProduct:
     """The product of layers with the same input, kept until a weight changes.
 
     Args:
-        *layers: one; or query, key and value, so that their input is quantized once.
+        *layers: query, key and value, so that their input is quantized once.
     """
 
     def __init__(self, *layers: "QuantizedLinear") -> None:
-        self.layers = layers
+        self.layers = layers  # none: the caller names its own, so that no cycle keeps it alive
         self.product: Any = None
         self.versions: Any = None
 
-    def __call__(self, states: Tensor) -> Tensor:
+    def __call__(self, states: Tensor, *own: "QuantizedLinear") -> Tensor:
         """Outputs `(..., O)` of all layers side by side for `(..., I)`."""
+        layers = own or self.layers
         # another number where a weight was replaced or written to
-        versions = [(id(layer.weight), layer.weight._version) for layer in self.layers]
+        versions = [(id(layer.weight), layer.weight._version) for layer in layers]
         if self.versions != versions:
-            self.product, self.versions = IntegerProduct(self.layers), versions
+            self.product, self.versions = IntegerProduct(layers), versions
         return self.product(states)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -143,11 +144,11 @@ class QuantizedLinear(nn.Module):
         self.weight = _constant(torch.empty((out_features, in_features), dtype=torch.int8))
         self.weight_scale = _constant(torch.empty(out_features))
         self.bias = _constant(torch.empty(out_features)) if bias else None
-        self.product = KeptProduct(self)
+        self.product = KeptProduct()
 
     def forward(self, states: Tensor) -> Tensor:
         """Outputs `(..., O)` for `(..., I)`."""
-        return self.product(states)
+        return self.product(states, self)
 
     def extra_repr(self) -> str:
         """Sizes, as `nn.Linear` shows them."""
@@ -320,7 +321,8 @@ class VanillaInt8Config(QuantizationConfigMixin):
         kwargs.pop("quant_method", None)
         if version != FORMAT or kwargs:
             raise ValueError(
-                f"int8 weights of format {version} {kwargs or ''}, not {FORMAT}: update hf_vanilla"
+                f"int8 weights of format {version} {kwargs or ''}, not {FORMAT}: update hf_vanilla "
+                "or quantize the float model again"
             )
         self.quant_method: Any = METHOD
         self.version, self.dequantize = version, dequantize
@@ -342,13 +344,14 @@ class VanillaInt8Quantizer(HfQuantizer):
         if self.quantization_config.dequantize:
             if "disk" in named:
                 raise ValueError(
-                    f"device_map={devices!r}: load int8 without it, and save the floats"
+                    f"device_map={devices!r}: int8 weights cannot stay on the disk: load and save "
+                    "the model without it, and load that folder of float weights"
                 )
             return
         # "auto" is a CPU on a machine without a GPU; on others the first product refuses
         if any(str(device) not in ("None", "cpu", "cpu:0", "auto") for device in named):
             raise ValueError(
-                f"device_map={devices!r}: int8 is for CPUs: leave it out, or give floats"
+                f"device_map={devices!r}: int8 is for CPUs: leave it out, or load the float model"
             )
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from hf_vanilla.data.images import BUILT_IN_DIGITS
 from hf_vanilla.families import Measure
-from hf_vanilla.options import RowOptions, option
-from hf_vanilla.training.options import TrainRecipe
+from hf_vanilla.options import option
+from hf_vanilla.training.options import RowOptions, TrainRecipe
 
 from .detection import BoxAugmentation
 from .digit_scenes import DIGIT_SCENES

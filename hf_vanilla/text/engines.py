@@ -451,7 +451,7 @@ def _check_choice(engine: str, dtype: str | None, ensemble: Sequence[str]) -> No
         return
     if dtype is not None:
         raise ValueError(
-            f"dtype={dtype!r} is for the engine torch; others: hf-vanilla export --dtype"
+            f"dtype={dtype!r} is for the engine torch: give it to hf-vanilla export instead"
         )
     if ensemble:
         raise ValueError("an ensemble needs the engine torch")

@@ -116,7 +116,7 @@ def write_page(options: PageOptions) -> Path:
             for name in ENGINE_FILES:
                 (folder / "engine" / name).write_bytes((ENGINE / name).read_bytes())
     files = [one for one in (output, *output.rglob("*")) if one.is_file()]
-    logger.info("%s: %.2f MB", output, sum(one.stat().st_size for one in files) / 1e6)
+    logger.info("%s: %.2f MB", output.name, sum(one.stat().st_size for one in files) / 1e6)
     return output
 
 

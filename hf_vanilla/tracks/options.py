@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from hf_vanilla.families import Measure, task_entry
-from hf_vanilla.options import Options, RowOptions, option
+from hf_vanilla.options import Options, option
+from hf_vanilla.training.options import RowOptions
 
 from .built_in_tracks import BUILT_IN, built_in_tracks
 from .eth_ucy import TEST_FILES

@@ -219,15 +219,8 @@ def _rounded(values: np.ndarray) -> list[Any]:
 
 def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served:
     """What forecasters answer: the page of the first, and `POST /v1/forecast`."""
-    pages = {
-        public_name(name): TracksPage(
-            name,
-            tracks=settings.tracks,
-            frame_seconds=settings.frame_seconds,
-            columns=settings.columns,
-        )
-        for name in models
-    }
+    given = {name: getattr(settings, name) for name in ("tracks", "frame_seconds", "columns")}
+    pages = {public_name(name): TracksPage(name, **given) for name in models}
 
     def forecast(body: Any) -> dict[str, Any]:
         model = named_model(pages, body).model

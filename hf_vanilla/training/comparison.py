@@ -12,7 +12,7 @@ import numpy as np
 
 from hf_vanilla.families import validation_measures
 from hf_vanilla.files import write_text
-from hf_vanilla.options import Options, option, options_and_file
+from hf_vanilla.options import Options, option
 
 from .comparison_statistics import (
     Difference,
@@ -23,7 +23,7 @@ from .comparison_statistics import (
     paired_bootstrap,
     spread,
 )
-from .sweep import Sweep, read_sweep
+from .sweep import Sweep, options_and_file, read_sweep
 
 SUFFIXES = (".md", ".tex", ".csv", ".json")
 LATEX = str.maketrans(

@@ -1,7 +1,7 @@
 """The options of a training run that every task has, with the paper's numbers as defaults (5.3)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from accelerate.utils import LoggerType
 
@@ -126,3 +126,28 @@ class TrainRecipe(Options):
                 f"average_best needs each checkpoint validated: save_steps={self.save_steps} must "
                 f"be a multiple of eval_steps={self.eval_steps}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions(Options):
+    """Base of data options that cut a step into micro-batches of equally many rows.
+
+    Attributes:
+        rows: their plural name, in the options `ROWS_per_step` and `ROWS_per_batch`.
+    """
+
+    rows: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        step, batch = self.rows_per("step"), self.rows_per("batch")
+        if step % batch:
+            names = f"{self.rows}_per_step={step}", f"{self.rows}_per_batch={batch}"
+            raise ValueError(f"{names[0]} is not a multiple of {names[1]}: change either")
+
+    def rows_per(self, part: str) -> int:
+        """Rows of a `step`, or of a process and micro-batch (`batch`)."""
+        return getattr(self, f"{self.rows}_per_{part}")
+
+    def check_with(self, train: Any) -> None:
+        """Compare with the options of every task; here nothing depends on them."""

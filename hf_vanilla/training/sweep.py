@@ -28,7 +28,14 @@ from hf_vanilla.data.lines import check_text_file, read_lines, read_pairs
 from hf_vanilla.families import DEFAULT_TASK, validation_measures
 from hf_vanilla.file_values import check_names, is_finite_number, read_yaml, shown
 from hf_vanilla.files import read_json_lines, write_text
-from hf_vanilla.options import Options, made_section, option, options_and_file
+from hf_vanilla.options import (
+    Options,
+    UsageError,
+    made_section,
+    option,
+    options_and_paths,
+    parse_options,
+)
 from hf_vanilla.plots.curves import LOG_FILE
 
 from .processes import TERMINATED_STATUS
@@ -240,6 +247,24 @@ class SweepOptions(Options):
     processes: int | None = option(
         None, "runs at a time; default: one per GPU, or one per CPU core without any", at_least=1
     )
+
+
+def options_and_file(kind: type, arguments: Sequence[str], use: str) -> tuple[Path, Any]:
+    """The one file of a command line, and its options.
+
+    Args:
+        kind: dataclass of the options.
+        arguments: of the command line.
+        use: what the file is, and the command; for the message.
+
+    Raises:
+        UsageError: there is not exactly one file, or an option is unknown.
+    """
+    options, paths = options_and_paths(arguments)
+    parsed = parse_options(kind, options, chosen="FILE")
+    if len(paths) != 1:
+        raise UsageError(f"give {use}")
+    return Path(paths[0]), parsed
 
 
 # from a command line to the file and its options

@@ -414,7 +414,7 @@ def test_int8_weights_on_the_disk_are_refused_also_if_dequantized(tmp_path):
     config["quantization_config"]["dequantize"] = True
     (tmp_path / "config.json").write_text(json.dumps(config))
     places = {"model.encoder": "cpu", "model.shared": "cpu", "model.decoder": "disk"}
-    with pytest.raises(ValueError, match="load int8 without it, and save the floats"):
+    with pytest.raises(ValueError, match="int8 weights cannot stay on the disk: load and save"):
         AutoModelForSeq2SeqLM.from_pretrained(
             tmp_path, device_map=places | {"lm_head": "cpu"}, offload_folder=tmp_path / "offload"
         )

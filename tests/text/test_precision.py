@@ -152,7 +152,7 @@ def test_an_unknown_dtype_is_refused_before_anything_is_loaded():
 
 
 def test_a_dtype_needs_the_torch_engine_and_a_folder(trained):
-    with pytest.raises(ValueError, match=r"dtype='int8' is for the engine torch.*export --dtype"):
+    with pytest.raises(ValueError, match=r"dtype='int8' is for the engine torch: .*export"):
         Translator("no-folder", engine="ctranslate2", dtype="int8")
     with pytest.raises(ValueError, match="dtype: a Translator of an engine takes no options"):
         Translator(Translator.__new__(Translator), dtype="int8")
@@ -177,7 +177,7 @@ def test_int8_on_a_gpu_is_refused(trained_run, int8_folder):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_int8_weights_do_not_become_floats(int8_folder, dtype):
-    with pytest.raises(ValueError, match=f"has int8 weights: dtype='{dtype}' needs the float"):
+    with pytest.raises(ValueError, match=f"has int8 weights: for {dtype}, give the float"):
         load_translator(str(int8_folder), dtype=dtype)
 
 

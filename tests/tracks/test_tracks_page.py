@@ -124,7 +124,7 @@ def test_tracks_may_have_columns_of_other_names(folder, tmp_path):
     path.write_text("\n".join(["frame,x,y,who,place", *rows]), encoding="utf-8")
     columns = "agent=who,scene=place"
     settings = Settings(tracks=str(path), frame_seconds=0.4, columns=columns)
-    start = served_by([folder], settings, Worker()).page.views["start"]
+    start = served_by([folder], settings, Worker()).views["start"]
     assert [scene["name"] for scene in start({})["scenes"]] == ["north", "south"]
 
 
