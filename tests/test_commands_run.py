@@ -99,7 +99,7 @@ def test_an_error_of_the_input_is_one_line_and_status_one(typed, kind, capsys):
 )
 def test_an_error_of_a_strict_dataclass_is_one_line_too(typed, error):
     def action(_):
-        raise error
+        raise error from ValueError("no such field")
 
     typed("--name", "Ada")
     with pytest.raises(SystemExit) as caught:

@@ -10,10 +10,9 @@ from chromium import HOSTILE, PHONE, launched, needs_chromium, served, tab_of, v
 
 from hf_vanilla import train_tokenizer
 from hf_vanilla.text.alignments import Aligner
-from hf_vanilla.text.attentions import CROSS, attentions
+from hf_vanilla.text.attentions import CROSS, attentions, layer_steps
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.n_best import best_translations
-from hf_vanilla.text.page import TextPage
 from hf_vanilla.text.translator import translate
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -189,13 +188,13 @@ def test_another_model_and_text_from_right_to_left(visit, deep):
 
 
 def test_a_late_answer_to_a_view_leaves_a_newer_message(visit, monkeypatch):
-    released, inside = threading.Event(), TextPage.inside
+    released = threading.Event()
 
     def late(*arguments, **others):
         released.wait(60)
-        return inside(*arguments, **others)
+        return layer_steps(*arguments, **others)
 
-    monkeypatch.setattr(TextPage, "inside", late)
+    monkeypatch.setattr("hf_vanilla.text.page.layer_steps", late)
     tab = asked(visit())
     show(tab, "layer")
     tab.get_by_label("Sentence", exact=True).first.fill("")

@@ -62,14 +62,14 @@ def few_shapes(tmp_path):
 def test_batches_in_buckets_have_few_shapes_and_the_loss_of_their_pairs(corpus_files, few_shapes):
     task = few_shapes(corpus_files)
     order, model, shapes = task.order(2), task.model().eval(), set()
-    for number in range(len(order.sampler)):
+    for number in range(len(order)):
         rows = order[number]
         batch = task.batch(rows, torch.Generator())
         pairs = task.collate(task.rows[[row for row in rows if row >= 0]])
         shapes.add(tuple(batch["input_ids"].shape))
         assert batch["labels"].shape == batch["input_ids"].shape
         torch.testing.assert_close(model(**batch).loss, model(**pairs).loss, rtol=1e-4, atol=1e-5)
-    assert len(shapes) <= 3 < len(order.sampler)
+    assert len(shapes) <= 3 < len(order)
 
 
 def test_the_batches_of_a_mixture_in_buckets_have_few_shapes_and_pairs_of_one_corpus(
