@@ -260,7 +260,7 @@ def test_a_mask_is_made_from_the_padding_where_there_is_any():
 @pytest.mark.parametrize("shape", [(B, T + 1), (B, T - 1), (B + 1, T)])
 def test_labels_of_another_shape_than_the_decoders_input_are_refused_with_both(shape):
     given = {"input_ids": words(B, S), "decoder_input_ids": words(B, T)}
-    message = said(f"labels {shape}", "logits (2, 3, 43)", "one a position")
+    message = said(f"labels {shape}", "logits (2, 3, 43)", "give a label per position")
     with pytest.raises(ValueError, match=message):
         model_with()(**given, labels=words(*shape))
 
