@@ -171,16 +171,22 @@ class PatchAttention:
     Attributes:
         weights: `(L, H, 1 + P, 1 + P)`; rows are queries and sum to 1.
         grid: rows and columns of patches.
-        of_class_token: `(L, H, R, K)`: what the class token gives to each patch.
-        rollout: `(R, K)`: likewise through all layers; see `rollout`.
         guesses: the model's five most probable labels for the image.
     """
 
     weights: Tensor
     grid: tuple[int, int]
-    of_class_token: Tensor
-    rollout: Tensor
     guesses: tuple[Guess, ...]
+
+    @property
+    def of_class_token(self) -> Tensor:
+        """`(L, H, R, K)`: what the class token gives to each patch."""
+        return self.weights[:, :, 0, 1:].unflatten(-1, self.grid)
+
+    @property
+    def rollout(self) -> Tensor:
+        """`(R, K)`: likewise through all layers; see `rollout`."""
+        return rollout(self.weights)[0, 1:].unflatten(-1, self.grid)
 
 
 @torch.inference_mode()
@@ -191,14 +197,7 @@ def patch_attention(classifier: Classifier, image: "Image") -> PatchAttention:
     with eager_attention(model):
         attentions = model(pixels, output_attentions=True).attentions
     weights = torch.cat(attentions).float().cpu()  # L of (1, H, 1 + P, 1 + P)
-    grid = model.config.grid
-    return PatchAttention(
-        weights,
-        grid,
-        weights[:, :, 0, 1:].unflatten(-1, grid),
-        rollout(weights)[0, 1:].unflatten(-1, grid),
-        classifier.guesses([image])[0],
-    )
+    return PatchAttention(weights, model.config.grid, classifier.guesses([image])[0])
 
 
 def rollout(weights: Tensor) -> Tensor:

@@ -34,9 +34,6 @@ class ImageScores:
     Attributes:
         label_names: classes, in the order of `confusion`.
         confusion: `(C, C)` int64 counts; row: true class, column: most probable class.
-        images: how many were scored.
-        accuracy: share of images whose most probable class is right, 0 to 1.
-        by_class: name, right images and all images of each class.
         top5: share of images whose class is among the five most probable, 0 to 1.
         calibration_error: expected calibration error over 15 bins of equal width, 0 to 1.
         nats: mean negative log-likelihood of the true class.
@@ -45,13 +42,26 @@ class ImageScores:
 
     label_names: tuple[str, ...]
     confusion: Tensor
-    images: int
-    accuracy: float
-    by_class: list[tuple[str, int, int]]
     top5: float
     calibration_error: float
     nats: float
     unreadable: int = 0
+
+    @property
+    def images(self) -> int:
+        """How many images were scored."""
+        return int(self.confusion.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """Share of images whose most probable class is right, 0 to 1."""
+        return float(self.confusion.diagonal().sum()) / self.images
+
+    @property
+    def by_class(self) -> list[tuple[str, int, int]]:
+        """Name, right images and all images of each class."""
+        right, count = self.confusion.diagonal().tolist(), self.confusion.sum(1).tolist()
+        return list(zip(self.label_names, right, count, strict=True))
 
     def __str__(self) -> str:
         lines = [
@@ -91,15 +101,11 @@ def score_probabilities(
     classes = len(label_names)
     confidence, guess = probabilities.max(-1)
     confusion = torch.bincount(labels * classes + guess, minlength=classes**2).view(classes, -1)
-    right, count = confusion.diagonal().tolist(), confusion.sum(1).tolist()
     five = probabilities.topk(min(5, classes)).indices.eq(labels.unsqueeze(1)).any(-1)
     own = probabilities.gather(1, labels.unsqueeze(1)).squeeze(1)
     return ImageScores(
         label_names=tuple(label_names),
         confusion=confusion,
-        images=len(labels),
-        accuracy=sum(right) / len(labels),
-        by_class=list(zip(label_names, right, count, strict=True)),
         top5=float(five.double().mean()),
         calibration_error=calibration_error(confidence, guess == labels),
         nats=float(-own.double().clamp(min=1e-12).log().mean()),

@@ -185,15 +185,21 @@ class Recipe:
             ValueError: its recipe is damaged, or of an earlier version.
             OSError: its recipe cannot be read.
         """
-        both: list[dict[str, Any]] = []
-        for recipe in (read_recipe(["--recipe", str(folder / RECIPE_FILE)]), self):
-            values = {"task": recipe.task, **asdict(recipe.train), **asdict(recipe.data)}
-            values = {n: v for n, v in (values | recipe._sections).items() if n not in free}
-            sections = {n: values.pop(n) for n, v in [*values.items()] if isinstance(v, dict)}
-            both.append(values | {f"{n}.{k}": v for n in sections for k, v in sections[n].items()})
-        before, now = both
+        earlier = read_recipe(["--recipe", str(folder / RECIPE_FILE)])
+        before, now = earlier._entries(free), self._entries(free)
         changed = sorted(n for n in before | now if before.get(n) != now.get(n))
         return ", ".join(f"{n} ({before.get(n)!r}, now {now.get(n)!r})" for n in changed)
+
+    def _entries(self, free: Collection[str]) -> dict[str, Any]:
+        """All options but `free`, those of a section as `SECTION.KEY`."""
+        values = {"task": self.task, **asdict(self.train), **asdict(self.data), **self._sections}
+        entries: dict[str, Any] = {}
+        for name in values.keys() - free:
+            if isinstance(values[name], dict):
+                entries |= {f"{name}.{key}": entry for key, entry in values[name].items()}
+            else:
+                entries[name] = values[name]
+        return entries
 
     @property
     def _sections(self) -> dict[str, dict[str, Any]]:
