@@ -22,7 +22,7 @@ from hf_vanilla.files import read_json_lines, write_text
 from hf_vanilla.plots.curves import LOG_FILE
 
 from .preparation import PreparedRun
-from .processes import peak_flops
+from .processes import TRACKERS, peak_flops
 from .recipe import Recipe
 from .task import Task, Validation, Work
 from .train_step import StepResult, unusable_step
@@ -73,7 +73,7 @@ class MetricsLog:
         if accelerator.log_with:
             options = {**vars(recipe.train), **vars(recipe.data), "model": str(recipe.model)}
             accelerator.init_trackers(
-                "trackers",
+                TRACKERS,
                 config={n: v for n, v in options.items() if isinstance(v, str | int | float)},
                 # a killed run reported steps after its last checkpoint, which now come again
                 init_kwargs={"tensorboard": {"purge_step": progress.step + 1}},

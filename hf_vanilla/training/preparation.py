@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import socket
 import sys
 import time
@@ -33,7 +34,7 @@ from hf_vanilla.plots.curves import RECIPE_FILE
 from .checkpointing import checkpoint_state, remove_leftovers, usable_checkpoint
 from .optimization import make_optimizer, make_schedule
 from .options import TrainRecipe
-from .processes import make_accelerator, use_faster_products
+from .processes import TRACKERS, make_accelerator, use_faster_products
 from .recipe import Recipe
 from .task import Task, weights_fingerprint
 
@@ -42,9 +43,10 @@ if sys.platform != "win32":  # there folders are not locked
 
 logger = logging.getLogger(__name__)
 
-# what `_write_settings` may write, the files of processors among it
+# what is written before the first step: by `_write_settings`, which writes processors too, and by
+# trackers
 SETTINGS_FILES = {
-    *(RECIPE_FILE, CONFIG_NAME, GENERATION_CONFIG_NAME, "image_fingerprints.npy"),
+    *(RECIPE_FILE, CONFIG_NAME, GENERATION_CONFIG_NAME, "image_fingerprints.npy", TRACKERS),
     *("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"),
 }
 
@@ -315,7 +317,8 @@ def check_folder(recipe: Recipe, output_dir: Path, *, is_main: bool) -> None:
         if changes and CONFIG_NAME in found and found <= SETTINGS_FILES:
             # the recipe last: without it, the folder would hold no run
             for name in sorted(found, key=lambda name: name == RECIPE_FILE) if is_main else ():
-                (output_dir / name).unlink()
+                path = output_dir / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         elif changes:
             raise ValueError(
                 f"{output_dir} holds a run of another recipe, which differs in {changes}: choose "

@@ -139,7 +139,10 @@ def test_another_recipe_replaces_a_run_without_a_step(corpus_files, tmp_path):
     without_step(tmp_path / "run", corpus_files)
     assert len(load_saved(AutoTokenizer, tmp_path / "run")) == 290
     (tmp_path / "run" / "files.partial").mkdir()
+    (tmp_path / "run" / "trackers").mkdir()
+    (tmp_path / "run" / "trackers" / "events.0").touch()  # before a first step that failed
     folder = train(small_run.recipe(tmp_path / "run", corpus_files, model={"vocab_size": 280}))
+    assert not (folder / "trackers" / "events.0").exists()
     assert len(load_saved(AutoTokenizer, folder)) == 280
     assert read_recipe(["--recipe", str(folder / "recipe.yaml")]).train.learning_rate_of == {}
 
