@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
+from hf_vanilla.models.pretrained_vanilla import CACHE_NAME
 
 pytest.importorskip("transformers.exporters.runners", reason="programs that run came with 5.23")
 pytestmark = pytest.mark.release
@@ -83,5 +84,5 @@ def test_an_exported_step_takes_any_past(model, exporter):
         first = model(**told, use_cache=True, decoder_input_ids=inputs["decoder_input_ids"])
         told["decoder_input_ids"] = torch.randint(2, 43, (3, 1))
         expected = model(**told, past_key_values=copy.deepcopy(first.past_key_values)).logits
-        found = step(**told, past_key_values=first.past_key_values).logits
+        found = step(**told, **{CACHE_NAME: first.past_key_values}).logits  # as it was exported
         assert_close(found, expected, **CLOSE)
