@@ -112,6 +112,8 @@ def as_rgb(image: "Image") -> "Image":
     """Any image in three channels of 8 bits; several frames: the first."""
     from PIL import Image, ImageOps
 
+    if not isinstance(image, Image.Image):
+        raise ValueError(f"a {type(image).__name__} is no image: give one of Pillow")
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255
         wide = np.asarray(image).astype(np.float32)

@@ -22,6 +22,7 @@ from hf_vanilla.data.image_models import (
     output_and_results,
     read_image_request,
 )
+from hf_vanilla.data.images import as_rgb
 from hf_vanilla.options import option
 
 if TYPE_CHECKING:
@@ -65,15 +66,16 @@ class Classifier:
 
     @torch.inference_mode()
     def probabilities(self, images: Iterable["Image"]) -> Tensor:
-        """`(B, C)` float32 probabilities of RGB images; they sum to 1 over the labels."""
-        pixels = [self.processor(image, return_tensors="pt")["pixel_values"] for image in images]
+        """`(B, C)` float32 probabilities of images; they sum to 1 over the labels."""
+        opened = map(as_rgb, images)
+        pixels = [self.processor(image, return_tensors="pt")["pixel_values"] for image in opened]
         if not pixels:
             return torch.empty(0, self.model.config.num_labels)
         logits = self.model(torch.cat(pixels).to(self.model.device)).logits
         return logits.float().softmax(-1).cpu()
 
     def guesses(self, images: Iterable["Image"], *, top_k: int = 5) -> list[tuple[Guess, ...]]:
-        """The `top_k` most probable labels of each RGB image, or all of a model with fewer."""
+        """The `top_k` most probable labels of each image, or all of a model with fewer."""
         best = self.probabilities(images).topk(min(top_k, self.model.config.num_labels))
         names = self.model.config.id2label
         return [

@@ -96,7 +96,7 @@ class VanillaModel(VanillaModelBase):
         attention_mask = real_tokens(self.config, input_ids, attention_mask)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
-        is_tuple = isinstance(encoder_outputs, tuple)
+        is_tuple = isinstance(encoder_outputs, tuple | list)
         encoded: Any = BaseModelOutput(*encoder_outputs) if is_tuple else encoder_outputs
         decoder_outputs = self.decoder(
             input_ids=decoder_input_ids,

@@ -106,7 +106,7 @@ class VanillaTranslationPipeline(Pipeline):
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """Translate a text, a list of texts, or what a generator or dataset gives."""
-        if not isinstance(inputs, str) and isinstance(inputs, Sequence):
+        if not isinstance(inputs, str | bytes) and isinstance(inputs, Sequence):
             inputs = list(inputs)  # a tuple, or a column of a dataset
         elif isinstance(inputs, Iterator):
             inputs = (text for text in inputs)  # transformers streams from generators only

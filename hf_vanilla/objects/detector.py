@@ -27,7 +27,7 @@ from hf_vanilla.data.image_models import (
     output_and_results,
     read_image_request,
 )
-from hf_vanilla.data.images import open_image
+from hf_vanilla.data.images import as_rgb, open_image
 from hf_vanilla.options import option
 
 from .detection import ObjectArrays, resized_size
@@ -120,14 +120,14 @@ class Detector:
 
     @torch.inference_mode()
     def detect(self, images: Iterable["Image"]) -> list[Detections]:
-        """All queries' objects of each RGB image, boxes in its own pixels.
+        """All queries' objects of each image, boxes in its pixels, turned by its EXIF data.
 
         Images of one size after resizing go through the model together. Padding would change the
         feature map near the border of an image, so the result would depend on the others.
         """
         pixels: list[Tensor] = []
         sizes: list[tuple[int, int]] = []
-        for image in images:  # each is resized before the next one is opened
+        for image in map(as_rgb, images):  # each is resized before the next one is opened
             pixels.append(self.pixels(image))
             sizes.append((image.height, image.width))
         found: dict[int, Detections] = {}

@@ -118,6 +118,8 @@ class SentenceDecoder:
     def _translate_window(
         self, window: list[Sentence], decode: Decode, advance: Callable[[int], Any], blank: Any
     ) -> list[Any]:
+        if not self._has_translated and not any(isinstance(one.text, str) for one in window):
+            raise ValueError(f"{window[0].text!r:.60} is no text: give a list of sentences")
         rows = self._tokenize(window)
         advance(len(window) - len(rows))
         batches = self._batches(rows)

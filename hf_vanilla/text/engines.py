@@ -222,8 +222,10 @@ def check_n_best(n: int, saved: GenerationConfig, changes: dict[str, Any]) -> No
         changes: to it, by this call.
 
     Raises:
-        ValueError: `n` is above the number of beams, or there is no beam search.
+        ValueError: `n` is below 1 or above the number of beams, or there is no beam search.
     """
+    if n < 1:
+        raise ValueError(f"n_best={n}: give a positive number")
     beams = changes.get("num_beams", saved.num_beams) or 1
     if not changes.get("do_sample", saved.do_sample) or beams > 1:
         check_beams(f"n_best={n}", max(n, 2), saved, changes)

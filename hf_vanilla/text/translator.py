@@ -88,6 +88,11 @@ class Translator(SentenceDecoder):
         elif options:
             names = ", ".join(options)
             raise ValueError(f"{names}: a Translator of an engine takes no options of the search")
+        elif not hasattr(model, "tokenizer"):
+            raise ValueError(
+                f"{type(model).__name__} is neither a folder nor an engine: for a loaded model, "
+                "call hf_vanilla.translate(model, tokenizer, sentences)"
+            )
         self.engine: Engine = model
         self.max_batch_memory = max_batch_memory
         if max_batch_memory is not None:

@@ -94,7 +94,7 @@ class Forecaster:
         least_observed: fewest observed steps of an agent.
 
     Raises:
-        ValueError: a number is too small.
+        ValueError: a number is too small or too large.
 
     Examples:
         >>> from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
@@ -109,6 +109,11 @@ class Forecaster:
 
     def __init__(self, model: Any, *, frames_per_step: int = 1, least_observed: int = 2) -> None:
         check_positive(frames_per_step=frames_per_step, least_observed=least_observed)
+        if least_observed > model.config.observed_steps:
+            raise ValueError(
+                f"least_observed={least_observed}: the model observes "
+                f"{model.config.observed_steps} steps, so give no more"
+            )
         self.model = model
         self.frames_per_step = frames_per_step
         self.least_observed = least_observed

@@ -217,6 +217,16 @@ def test_probabilities_sum_to_one_and_ignore_batch_mates(folder):
     assert_close(classifier.probabilities(images[1:2])[0], found[1])
 
 
+def test_images_of_other_modes_get_the_labels_of_the_pipeline(folder):
+    theirs = pipeline("image-classification", model=str(folder))
+    pixels = np.random.default_rng(3).integers(0, 255, (9, 14, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    image.getexif()[0x0112] = 6  # turned by 90 degrees
+    for other in (image, image.convert("L"), image.convert("RGBA"), image.convert("CMYK")):
+        (guesses,) = load_classifier(str(folder)).guesses([other], top_k=1)
+        assert guesses[0].probability == pytest.approx(theirs(other)[0]["score"], abs=1e-5)
+
+
 def test_a_folder_without_a_model_is_named_so(tmp_path):
     with pytest.raises(ValueError, match=r"has no config\.json of a model: give an"):
         load_image_model(str(tmp_path), "image_classification", remedy="give an image model")

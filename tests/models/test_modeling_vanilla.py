@@ -197,14 +197,15 @@ def test_vectors_instead_of_ids_give_the_same_logits(tiny_model):
     assert_close(by_vectors.logits, by_ids.logits, **EXACT)
 
 
-@pytest.mark.parametrize("form", ["output", "tuple"])
+@pytest.mark.parametrize("form", ["output", "tuple", "list"])
 def test_a_given_encoding_is_used_in_place_of_the_source(tiny_model, form):
     source_ids, mask = with_lengths(words(B, S), (7, 4, 2))
     arguments = {"attention_mask": mask, "decoder_input_ids": words(B, T)}
     expected = tiny_model(input_ids=source_ids, **arguments)
     encoded = tiny_model.model.encoder(input_ids=source_ids, attention_mask=mask)
     assert isinstance(encoded, BaseModelOutput)
-    encoded = encoded if form == "output" else encoded.to_tuple()
+    forms = {"output": encoded, "tuple": encoded.to_tuple(), "list": list(encoded.to_tuple())}
+    encoded = forms[form]
     actual = tiny_model(encoder_outputs=encoded, **arguments)
     assert_close(actual.logits, expected.logits, **EXACT)
     assert_close(actual.encoder_last_hidden_state, expected.encoder_last_hidden_state, **EXACT)

@@ -70,6 +70,21 @@ def test_batch_mates_do_not_change_boxes(folder):
         assert np.abs(entry.boxes[order] - alone.boxes[own]).max() < 1e-4  # pixels
 
 
+def test_images_of_other_modes_are_detected_as_the_pipeline_does(folder):
+    from transformers import pipeline
+
+    image = Image.open(folder / "in" / "a.png")
+    image.getexif()[0x0112] = 6  # turned by 90 degrees
+    theirs = pipeline("object-detection", model=str(folder / "model"), threshold=0.0)
+    for other in (image, image.convert("L"), image.convert("RGBA"), image.convert("CMYK")):
+        (found,) = load_detector(str(folder / "model")).detect([other])
+        best = max(theirs(other), key=lambda entry: entry["score"])
+        assert found.scores[0] == pytest.approx(best["score"], abs=1e-5)
+        assert np.abs(found.boxes[0] - list(best["box"].values())).max() <= 1
+    with pytest.raises(ValueError, match="a ndarray is no image"):
+        load_detector(str(folder / "model")).detect([np.asarray(image)])
+
+
 def test_a_thin_image_is_searched_like_the_others_of_its_folder(folder, capsys):
     for name, size in (("aa", (1, 4000)), ("bb", (4000, 1))):
         Image.new("RGB", size, "white").save(folder / "in" / f"{name}.png")

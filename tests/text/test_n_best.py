@@ -122,6 +122,8 @@ def test_more_hypotheses_than_beams_are_refused(trained, beams, n):
     translator = Translator(TorchEngine(*trained, num_beams=beams))
     with pytest.raises(ValueError, match=f"n_best={n}, but num_beams={beams}: add --num_beams"):
         translator.n_best([SENTENCE], n)
+    with pytest.raises(ValueError, match="n_best=0: give a positive number"):
+        translator.n_best([SENTENCE], 0)
 
 
 @pytest.mark.parametrize("form", ["tsv", "jsonl"])

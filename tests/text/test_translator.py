@@ -253,6 +253,17 @@ def test_a_translator_of_an_engine_takes_no_search_options(trained):
         Translator(TorchEngine(*trained), num_beams=2)
 
 
+def test_a_translator_of_a_loaded_model_is_refused_with_a_remedy(trained):
+    with pytest.raises(ValueError, match=r"neither a folder nor an engine: .* call hf_vanilla\.tr"):
+        Translator(trained[0])
+
+
+@pytest.mark.parametrize("sentences", [[["four"], ["two"]], [{"text": "four"}], [None]])
+def test_a_list_without_any_text_is_refused(trained, sentences):
+    with pytest.raises(ValueError, match="is no text: give a list of sentences"):
+        list(Translator(TorchEngine(*trained)).translate(sentences))
+
+
 def test_an_unknown_option_is_refused_before_the_first_sentence(trained_run, trained):
     for make in (lambda: Translator(trained_run, batch_size=64, top_q=1),
                  lambda: TorchEngine(*trained, batch_size=64, top_q=1)):  # fmt: skip

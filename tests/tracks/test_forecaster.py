@@ -104,6 +104,12 @@ def test_rows_that_do_not_fit_are_refused(model, frame, rows, message):
         live.observe(frame, rows)
 
 
+def test_more_observed_steps_than_the_model_has_are_refused(model):
+    steps = model.config.observed_steps
+    with pytest.raises(ValueError, match=f"least_observed={steps + 1}: the model observes {steps}"):
+        Forecaster(model, least_observed=steps + 1)
+
+
 def test_a_forecast_keeps_the_order_of_agents_and_sorts_modes(folder, tmp_path, caplog):
     tracks, output = write_tracks(tmp_path / "in.csv"), tmp_path / "out.parquet"
     options = {"model": folder, "input": tracks, "frame_seconds": 0.4, "device": "cpu"}
