@@ -179,8 +179,8 @@ class VanillaForCausalLM(VanillaTextPreTrainedModel, GenerationMixin):
     """The decoder with the output projection: a language model.
 
     It has attention to a source only with `add_cross_attention`; the caller then passes
-    `encoder_hidden_states`. The model smooths labels itself (`label_smoothing`). Do not use the
-    `Trainer`'s `label_smoothing_factor`, which shifts labels for transformers' own models only.
+    `encoder_hidden_states`. The model smooths labels itself (`label_smoothing`). Where the package
+    is missing, do not use the `Trainer`'s `label_smoothing_factor`: it does not shift the labels.
 
     Examples:
         >>> import torch

@@ -9,7 +9,10 @@ from typing import Any
 
 import transformers
 from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES,
+)
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import is_vision_available
 
@@ -130,6 +133,8 @@ def register_families() -> None:
     )
     # the pipeline checks a copy of this table, which lacks what the Auto class has registered
     MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES["vanilla_detr"] = "VanillaForObjectDetection"
+    # a Trainer that smooths labels shifts them for the language models of this table alone
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["vanilla"] = "VanillaForCausalLM"
 
 
 def _load(name: Any) -> Any:

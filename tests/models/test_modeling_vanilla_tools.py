@@ -10,9 +10,15 @@ import pytest
 import torch
 from torch.export import Dim
 from torch.testing import assert_close
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import (
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainingArguments,
+)
 
-from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
+from hf_vanilla import VanillaConfig, VanillaForCausalLM, VanillaForConditionalGeneration
 from hf_vanilla.text.loading import load_translator
 
 B, S, T = 4, 7, 5
@@ -252,4 +258,14 @@ def test_smoothing_by_the_trainer_is_torchs_and_happens_once(model, tiny_tokeniz
     expected = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), label_smoothing=0.3
     )
+    assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_smoothing_by_the_trainer_looks_one_token_ahead_in_a_language_model(tmp_path):
+    config = VanillaConfig(vocab_size=23, d_model=8, decoder_layers=1, decoder_attention_heads=2)
+    model, ids = VanillaForCausalLM(config).eval(), torch.randint(2, 23, (2, 5))
+    arguments = TrainingArguments(str(tmp_path), label_smoothing_factor=0.3, use_cpu=True)
+    loss = Trainer(model, arguments).compute_loss(model, {"input_ids": ids, "labels": ids.clone()})
+    logits, labels = model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    expected = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.3)
     assert_close(loss, expected, rtol=1e-5, atol=1e-6)
