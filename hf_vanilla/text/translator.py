@@ -101,6 +101,9 @@ class Translator(SentenceDecoder):
             model.tokenizer, tokens_per_batch=tokens_per_batch, window=window, processes=processes
         )
 
+    def __reduce__(self) -> Any:
+        raise ValueError("a Translator cannot be copied to another process: make one there")
+
     def translate(
         self,
         sentences: Iterable[str],

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import pickle
 
 import pytest
 import small_run
@@ -256,6 +257,11 @@ def test_a_translator_of_an_engine_takes_no_search_options(trained):
 def test_a_translator_of_a_loaded_model_is_refused_with_a_remedy(trained):
     with pytest.raises(ValueError, match=r"neither a folder nor an engine: .* call hf_vanilla\.tr"):
         Translator(trained[0])
+
+
+def test_a_translator_is_not_pickled(trained):
+    with pytest.raises(ValueError, match="cannot be copied to another process: make one there"):
+        pickle.dumps(Translator(TorchEngine(*trained)))
 
 
 @pytest.mark.parametrize("sentences", [[["four"], ["two"]], [{"text": "four"}], [None]])
