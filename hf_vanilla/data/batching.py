@@ -230,6 +230,11 @@ class PairCollator:
     ) -> dict[str, Tensor]:
         """`input_ids` and `attention_mask` `(B, S)`, `labels` `(B, T)`, all int64."""
         if isinstance(rows, list) and hasattr(rows[0], "column_names"):
+            if len(rows) > 1:
+                raise ValueError(
+                    f"{len(rows)} items, but one is a whole batch: set per_device_train_batch_size "
+                    "and per_device_eval_batch_size to 1"
+                )
             (rows,) = rows  # DataLoader's list of one item, and the item is a whole batch
         ids, lengths = _concatenated(rows, "input_ids")
         input_ids, mask = _padded_table(ids, lengths, self.pad_token_id)

@@ -88,6 +88,11 @@ def ap_metrics(images: DetectionImages) -> Callable[[Any], dict[str, float]]:
     def compute(predictions: Any) -> dict[str, float]:
         # with labels, the losses come before them
         logits, boxes = (torch.as_tensor(part) for part in predictions.predictions[-2:])
+        if len(logits) != len(images):
+            raise ValueError(
+                f"predictions of {len(logits)} images, but ap_metrics got {len(images)}: give it "
+                "those of eval_dataset"
+            )
         scores = score_detections(detected_objects(logits, boxes, images.sizes), images)
         return {"ap": scores.figures["AP"], "ap50": scores.figures["AP50"]}
 

@@ -11,6 +11,7 @@ import yaml
 from detection_files import TINY, TINY_BACKBONE, boxed_images, tiny_detector
 from process_runs import assert_processes_agree
 from safetensors.torch import save_file
+from torch.utils.data import Subset
 from transformers import (
     AutoImageProcessor,
     AutoModelForObjectDetection,
@@ -296,6 +297,8 @@ def test_evaluation_by_trainer_equals_our_own_on_seven_images_in_batches_of_four
     ours = score_detector(Detector(model.eval(), detector.processor), images).figures
     assert theirs["eval_ap"] == pytest.approx(ours["AP"], abs=1e-9)
     assert theirs["eval_ap50"] == pytest.approx(ours["AP50"], abs=1e-9)
+    with pytest.raises(ValueError, match=r"of 1 images, but ap_metrics got .* of eval_dataset"):
+        trainer.evaluate(Subset(trainer.eval_dataset, [0]))
 
 
 def test_trainer_gathers_logits_and_boxes_where_metrics_for_transformers_detr_read_them(tmp_path):

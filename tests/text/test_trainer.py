@@ -113,6 +113,14 @@ def test_arguments_that_would_spoil_the_batches_are_refused(encoded, arguments):
             TokenBatches(encoded, arguments(**changes), tokens_per_batch=BUDGET)
 
 
+def test_token_batches_are_evaluated_one_by_one(trained, encoded, arguments):
+    told = arguments(per_device_eval_batch_size=2)
+    batches = TokenBatches(encoded, told, tokens_per_batch=BUDGET)
+    trainer = Seq2SeqTrainer(trained[0], told, PairCollator(0), eval_dataset=batches)
+    with pytest.raises(ValueError, match=r"2 items, .*: set .* per_device_eval_batch_size to 1"):
+        trainer.evaluate()
+
+
 def trained_on_batches(trained_run, encoded, arguments):
     """Weights after training on token batches; a path resumes from its newest checkpoint."""
     torch.manual_seed(3)
