@@ -231,6 +231,10 @@ class VanillaPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
 
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        config.validate()  # a field may have been set since the config was made
+
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load a saved model, as in transformers; what is not trained stays frozen.

@@ -12,6 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from hf_vanilla import (
     VanillaAgentFormerConfig,
     VanillaConfig,
+    VanillaModel,
     VanillaTracksConfig,
     VanillaVitConfig,
 )
@@ -86,6 +87,18 @@ def test_what_cannot_be_built_is_refused_by_value_with_a_remedy():
     for changes, message in REFUSED:
         with pytest.raises(StrictDataclassError, match="(?s)" + message):
             VanillaConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [("encoder_attention_heads", 3, "is not a multiple of encoder_attention_heads=3"),
+     ("decoder_layers", 0, "decoder_layers=0: give a positive number")],
+)  # fmt: skip
+def test_a_field_that_was_set_later_is_refused_by_the_model(name, value, message):
+    config = VanillaConfig(vocab_size=20, d_model=16)
+    setattr(config, name, value)
+    with pytest.raises(StrictDataclassError, match=message):
+        VanillaModel(config)
 
 
 def test_a_model_without_heads_is_refused_and_not_divided_by():
