@@ -234,7 +234,7 @@ def one_line(name: str | Path, part: str) -> Iterator[None]:
         if not is_here and isinstance(error, OSError | HfHubHTTPError | HFValidationError):
             here = "file or folder" if part == "dataset" else "folder"
             has_own = part != "dataset" and "/" not in str(name)
-            own = f"; the package has {', '.join(DEMO_MODELS)}" if has_own else ""
+            own = f"; the package has the translators {', '.join(DEMO_MODELS)}" if has_own else ""
             why = f"{str(error).splitlines()[0]}{own}"
             raise OSError(f"{name}: no such {here}, and not found on the Hub: {why}") from None
         if isinstance(error, FileNotFoundError):

@@ -194,7 +194,8 @@ def test_a_folder_of_the_same_name_comes_first(folders, tmp_path, monkeypatch):
 def test_an_unknown_name_says_which_models_the_package_has():
     with pytest.raises(ValueError, match=r"'help'\): choose one of numbers, help-en-de"):
         demo_model("help")
-    with pytest.raises(OSError, match="the package has numbers, help-en-de"), one_line("help", ""):
+    own = "the package has the translators numbers, help-en-de"
+    with pytest.raises(OSError, match=own), one_line("help", ""):
         raise OSError("not there")
     with pytest.raises(OSError, match=r"Hub: not there$"), one_line("someone/help", ""):
         raise OSError("not there")
