@@ -60,9 +60,9 @@ def prepare_tracks(recipe: Recipe) -> tuple[Windows, Windows | None, dict[str, A
         "observed": config.observed_steps,
         "predicted": config.predicted_steps,
         "allow_missing": options.allow_missing,
+        "by_scene": "others" in recipe.entry.reads,
     }
-    by_scene = "others" in recipe.entry.reads
-    train = cut_windows(tables[0], stride=options.stride, by_scene=by_scene, **how)
+    train = cut_windows(tables[0], stride=options.stride, **how)
     if not len(train):
         shorter = "lower model.observed_steps or model.predicted_steps" if is_new else "give others"
         missing = "" if options.allow_missing else ", or set allow_missing"

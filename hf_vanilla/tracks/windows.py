@@ -85,7 +85,8 @@ def cut_windows(
         stride: steps from one window to the next, counted from the start of each agent.
         by_scene: count them from the scene's frame 0, so that all agents of a frame have a window.
         allow_missing: mask missing steps, where the last observed step and a later one are there;
-            otherwise no window crosses a gap.
+            otherwise no window crosses a gap. By scene, also of agents that come late or leave
+            early: a window lies in the scene's frames, and a step before the last one is there.
 
     Raises:
         ValueError: a number is too small.
@@ -100,12 +101,27 @@ def cut_windows(
     is_first, is_last = np.append(True, is_end), np.append(is_end, True)
     segment = np.cumsum(is_first) - 1
     start, end = time[is_first][segment], time[is_last][segment]
+    if allow_missing and by_scene:
+        start, end = _times_of_scenes(table, time)
     first = time - observed + 1  # step of each row's window
     is_cut = (first >= start) & (time + predicted <= end)
     is_cut &= (first if by_scene else first - start) % stride == 0
     if allow_missing:
-        is_cut &= np.append(steps, 0) <= predicted  # a later step is there
+        after = np.append(steps, 0)
+        is_cut &= after <= predicted  # a later step is there
+        if by_scene:
+            before = np.append(0, steps)
+            is_cut &= (after > 0) & (before > 0) & (before < observed)
     return Windows(table, observed, predicted, np.flatnonzero(is_cut))
+
+
+def _times_of_scenes(table: TrackTable, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`(N,)` first and last of the times `(N,)` in each row's scene."""
+    start = np.full(len(table.scene_names), time.max())
+    end = np.full(len(table.scene_names), time.min())
+    np.minimum.at(start, table.scene, time)
+    np.maximum.at(end, table.scene, time)
+    return start[table.scene], end[table.scene]
 
 
 def groups_of_rows(table: TrackTable, rows: np.ndarray) -> np.ndarray:

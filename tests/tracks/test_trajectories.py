@@ -66,6 +66,21 @@ def test_missing_steps_are_masked_on_request():
     assert known.tolist() == [[True, True, False, True]]
 
 
+def test_missing_steps_of_a_scene_are_also_those_before_and_after_an_agent():
+    rows = [*walk("a", range(6)), *walk("late", [2, 3, 4]), *walk("early", [1, 2, 3])]
+    scenes = table(*rows, *walk("new", [3, 4, 5]), *walk("gone", [1, 2]))
+    how = {"observed": 3, "predicted": 2, "by_scene": True}
+    windows = cut_windows(scenes, **how, allow_missing=True)
+    _, known, _ = windows.positions(np.arange(len(windows)))
+    names = scenes.agent_names[scenes.agent[windows.last_rows]]
+    assert [*zip(names, scenes.frame[windows.last_rows], strict=True)] == [
+        *(("a", 2), ("a", 3), ("late", 3), ("early", 2))
+    ]
+    assert known[2].tolist() == [False, True, True, True, False]
+    assert known[3].tolist() == [False, True, True, True, False]
+    assert len(cut_windows(scenes, **how)) == 2  # only the agent that is there all the time
+
+
 def test_stride_counts_from_the_start_of_each_agent():
     scenes = table(*walk("a", range(7)), *walk("b", range(1, 6)))
     windows = cut_windows(scenes, observed=2, predicted=1, stride=2)
@@ -326,6 +341,7 @@ def test_pixels_become_metres_by_a_homography(tmp_path):
             r"no column 'y', only 'frame', 'agent', 'x': rename one, or .*--columns y=NAME",
         ),
         ("frame,agent,x,y\n0,1,2,3\n1,1,two,3\n", r"line 3: x is 'two', not a number"),
+        ("frame,agent,x,y\n2026-01-01,1,2,3\n", r"line 2: frame is '2026-01-01', not a number"),
         ("frame,agent,x,y\n0,1,2,3\n1,1,nan,3\n", r"line 3: position \(nan, 3.0\) is not finite"),
         (
             "frame,agent,x,y\n0,1,2,3\n0,1,2,4\n",
@@ -344,6 +360,18 @@ def test_a_csv_that_cannot_be_read_is_named_with_line_and_value(tmp_path, text, 
         path = write(tmp_path / name, text)
         with pytest.raises(ValueError, match=message):
             read_tracks(path, TrackSource(format="table", frame_seconds=0.4))
+
+
+def test_a_csv_in_utf_16_is_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("frame,agent,x,y\n0,1,2,3\n", encoding="utf-16")
+    with pytest.raises(ValueError, match="not UTF-8: save it in UTF-8"):
+        read_tracks(path)
+
+
+def test_two_numbers_are_not_read_from_one_column():
+    with pytest.raises(ValueError, match="are read from frame, agent, y, y: give four different"):
+        read_columns("x=y")
 
 
 def test_a_misspelt_name_of_built_in_tracks_is_no_file(tmp_path):
