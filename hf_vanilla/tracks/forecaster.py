@@ -245,7 +245,7 @@ def check_rate(table: TrackTable, config: Any, source: str) -> None:
     if abs(theirs - ours) > STEP_TOLERANCE * ours:
         raise ValueError(
             f"{source} has steps of {theirs:g} s, but the model has {ours:g} s: resample by "
-            f"--step_seconds {ours:g}"
+            f"--step_seconds {ours:g}, or correct --frame_seconds"
         )
     if table.unit != config.unit:
         raise ValueError(

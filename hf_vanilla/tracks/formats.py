@@ -65,7 +65,14 @@ def read_columns(text: str) -> Columns:
             raise ValueError(
                 f"columns={text!r}: give KEY=COLUMN of {', '.join(known)}, such as x=east"
             )
-    return Columns(**{key: name for key, _, name in pairs})
+    columns = Columns(**{key: name for key, _, name in pairs})
+    names = columns.frame, columns.agent, columns.x, columns.y
+    if len({*names}) < 4:
+        raise ValueError(
+            f"columns={text!r}: frame, agent, x and y are read from {', '.join(names)}: give four "
+            "different columns"
+        )
+    return columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,8 +250,8 @@ def read_table(path: Path, columns: Columns) -> Rows:
         if values.dtype.kind not in "iuf":
             row = _first_text(values)
             raise ValueError(
-                f"{path}, line {row + first_line}: {wanted[key]} is {values[row]!r}, not a number: "
-                "correct the file"
+                f"{path}, line {row + first_line}: {wanted[key]} is {str(values[row])!r}, not a "
+                "number: correct the file"
             )
         return values
 
@@ -383,7 +390,7 @@ def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.Chun
         table = pyarrow.csv.read_csv(file, convert_options=how)
     except pyarrow.ArrowInvalid as error:
         reason = str(error).splitlines()[0]
-        if "UTF8" in reason:
+        if "UTF8" in reason or "\0" in reason:  # of UTF-16
             raise ValueError(f"{path} has names that are not UTF-8: save it in UTF-8") from None
         raise ValueError(f"{path} is not a table with a header: {reason}; {CSV_SIGNS}") from None
     _check_columns(path, table.column_names, wanted)
