@@ -204,6 +204,19 @@ def test_texts_are_those_of_the_command_translate(model, tokenizer, folder):
         runner_of(folder).Translator(folder).n_best(["one"], 5)
 
 
+def test_padding_that_a_tokenizer_was_saved_with_is_not_exported(model, tokenizer, tmp_path):
+    used = copy.deepcopy(tokenizer)
+    used(["a house", "two"], padding=True, truncation=True)
+    model.save_pretrained(tmp_path / "ours")
+    used.save_pretrained(tmp_path / "ours")
+    options = ExportOptions(
+        model=str(tmp_path / "ours"), output=str(tmp_path / "onnx"), format="onnx"
+    )
+    saved = json.loads((export(options) / "tokenizer.json").read_text(encoding="utf-8"))
+    assert saved["padding"] is None
+    assert saved["truncation"] is None
+
+
 def typed_in(folder, text, *options):
     command = [sys.executable, "-c", BLOCKED, str(folder / "translate.py"), *options]
     return subprocess.run(command, input=text, capture_output=True, check=False)
