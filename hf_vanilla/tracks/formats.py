@@ -407,10 +407,12 @@ def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.Chun
     return column
 
 
-def _check_columns(path: Path, names: Sequence[str], wanted: dict[str, str]) -> None:
+def _check_columns(path: Path, names: list[str], wanted: dict[str, str]) -> None:
     for key, name in wanted.items():
         if name not in names:
             raise ValueError(
-                f"{path} has no column {name!r}, only {str(list(names))[1:-1]}: rename one, or "
+                f"{path} has no column {name!r}, only {str(names)[1:-1]}: rename one, or "
                 f"name it by --columns {key}=NAME; {CSV_SIGNS}"
             )
+        if names.count(name) > 1:
+            raise ValueError(f"{path} has two columns {name!r}: rename one")

@@ -65,11 +65,10 @@ def prepare_tracks(recipe: Recipe) -> tuple[Windows, Windows | None, dict[str, A
     train = cut_windows(tables[0], stride=options.stride, **how)
     if not len(train):
         shorter = "lower model.observed_steps or model.predicted_steps" if is_new else "give others"
-        missing = "" if options.allow_missing else ", or set allow_missing"
-        raise ValueError(
-            f"{options.dataset} has no agent with {config.observed_steps} + "
-            f"{config.predicted_steps} steps without a gap: {shorter}{missing}"
-        )
+        steps, missing = f"{config.observed_steps} + {config.predicted_steps} steps", ""
+        if not options.allow_missing:
+            steps, missing = f"{steps} without a gap", ", or set allow_missing"
+        raise ValueError(f"{options.dataset} has no agent with {steps}: {shorter}{missing}")
     validation = None if tables[1] is None else cut_windows(tables[1], **how)
     if validation is not None and not len(validation):
         raise ValueError(

@@ -340,6 +340,7 @@ def test_pixels_become_metres_by_a_homography(tmp_path):
             "frame,agent,x\n0,1,2\n",
             r"no column 'y', only 'frame', 'agent', 'x': rename one, or .*--columns y=NAME",
         ),
+        ("frame,agent,x,y,x\n0,1,2,3,4\n", r"has two columns 'x': rename one"),
         ("frame,agent,x,y\n0,1,2,3\n1,1,two,3\n", r"line 3: x is 'two', not a number"),
         ("frame,agent,x,y\n2026-01-01,1,2,3\n", r"line 2: frame is '2026-01-01', not a number"),
         ("frame,agent,x,y\n0,1,2,3\n1,1,nan,3\n", r"line 3: position \(nan, 3.0\) is not finite"),
