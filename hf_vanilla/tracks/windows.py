@@ -85,8 +85,8 @@ def cut_windows(
         stride: steps from one window to the next, counted from the start of each agent.
         by_scene: count them from the scene's frame 0, so that all agents of a frame have a window.
         allow_missing: mask missing steps, where the last observed step and a later one are there;
-            otherwise no window crosses a gap. By scene, also of agents that come late or leave
-            early: a window lies in the scene's frames, and a step before the last one is there.
+            otherwise no window crosses a gap. By scene, this includes agents that appear late or
+            leave early: a window lies within the scene's frames, and has two observed steps.
 
     Raises:
         ValueError: a number is too small.

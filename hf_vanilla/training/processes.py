@@ -32,7 +32,7 @@ from .options import TrainRecipe
 
 # the others wait while one process reads, tokenizes or writes; if one dies, the launcher ends all
 LONGEST_WAIT = timedelta(hours=6)
-TRACKERS = "trackers"  # name of a project for trackers, which TensorBoard makes a folder of the run
+TRACKERS = "trackers"  # project name; TensorBoard writes to a folder of this name in output_dir
 TERMINATED_STATUS = 128 + signal.SIGTERM  # exit status after a SIGTERM that was obeyed in order
 
 

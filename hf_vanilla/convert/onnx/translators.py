@@ -62,7 +62,7 @@ def export_translator(name: str, folder: Path, dtype: str) -> None:
         tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
         decoding.max_length = min(decoding.max_length or longest, longest)
     decoding.save_pretrained(folder)
-    # one that has padded a batch is saved with it, but the search pads and cuts by itself
+    # padding and truncation of earlier calls would be saved too; translate.py does both itself
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.save_pretrained(folder)
