@@ -97,14 +97,21 @@ def picture_url(image: "Image") -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def named_model(models: Mapping[str, Any], body: Any) -> Any:
+def named_model(models: Mapping[str, Any], body: Any, *fields: str) -> Any:
     """The model that a request names; the first where it names none.
 
+    Args:
+        models: by name.
+        body: the request.
+        *fields: what it may have beside `model` and the `api_key`.
+
     Raises:
-        ValueError: the request is no object, or there is no such model.
+        ValueError: the request is no object or has another field, or there is no such model.
     """
     if not isinstance(body, dict):
         raise ValueError("The body of the request is no JSON object.")
+    for name in body.keys() - {"model", "api_key", *fields}:
+        raise ValueError(f"There is no field {name!r}: there is model, {', '.join(fields)}.")
     name = body.get("model") or next(iter(models))
     if not isinstance(name, str) or name not in models:
         raise ValueError(f"There is no model {name!r}: there is {', '.join(models)}.")

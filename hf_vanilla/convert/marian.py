@@ -135,10 +135,10 @@ def convert_marian(options: MarianOptions) -> Path:
         frequencies, origin = options.frequencies or own, options.input
         read = partial(from_marian, theirs, origin=origin, loading=loading, faults=faults)
         ours = read(frequencies=frequencies)
-        if options.check:
+        carry_over(options.input, folder, ours, tokenizer)
+        if options.check:  # last: it switches padding on in the tokenizer
             same = ours if frequencies == "transformers" else read(frequencies="transformers")
             logger.info("%s", compare(theirs, same, tokenizer))
-        carry_over(options.input, folder, ours, tokenizer)
     return Path(options.output)
 
 
@@ -310,10 +310,10 @@ def convert_to_marian(options: ToMarianOptions) -> Path:
     with whole_folder(options.output) as folder:
         ours, tokenizer = load_encoder_decoder(options.input)
         theirs = to_marian(ours)
-        if options.check:
-            logger.info("%s", compare(theirs, ours, tokenizer))
         theirs.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        if options.check:  # last: it switches padding on in the tokenizer
+            logger.info("%s", compare(theirs, ours, tokenizer))
     return Path(options.output)
 
 

@@ -96,7 +96,7 @@ def open_service(models: Sequence[str], _settings: Any, worker: Worker) -> Serve
         return look(first, str(request.get("picture")), is_drawn=bool(request.get("isDrawn")))
 
     def classify(body: Any) -> dict[str, Any]:
-        classifier = named_model(classifiers, body)
+        classifier = named_model(classifiers, body, "image", "top_k")
         top_k = min(whole_number(body, "top_k", 5, 1000), classifier.model.config.num_labels)
         (guesses,) = classifier.guesses([received_picture(str(body.get("image")))], top_k=top_k)
         return {"labels": [vars(guess) for guess in guesses]}

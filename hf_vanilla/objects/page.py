@@ -76,7 +76,7 @@ def open_service(models: Sequence[str], _settings: Any, worker: Worker) -> Serve
     name, first = next(iter(detectors.items()))
 
     def detect(body: Any) -> dict[str, Any]:
-        detector = named_model(detectors, body)
+        detector = named_model(detectors, body, "image", "threshold")
         threshold = body.get("threshold", 0.5)
         if type(threshold) not in (int, float) or not 0 <= threshold <= 1:
             raise ValueError("threshold is not a number from 0 to 1.")

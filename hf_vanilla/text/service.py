@@ -309,11 +309,12 @@ class TextService:
     async def translate_v1(self, body: Any) -> Any:
         """`POST /v1/translate`: sentences with their n-best lists; `stream` for JSON lines."""
         texts = _texts(body, "text")
-        model: Model = named_model({one.shown: one for one in self.models}, body)
+        fields = ("text", "n_best", "alignment", "format", "stream")
+        model: Model = named_model({one.shown: one for one in self.models}, body, *fields)
         n_best = whole_number(body, "n_best", 1, MAX_BEAMS)
-        has_links = _flag(body, "alignment")
+        has_links, is_streamed = _flag(body, "alignment"), _flag(body, "stream")
         plan, futures = self._submitted(body, texts, model, n_best, has_links=has_links)
-        if _flag(body, "stream"):
+        if is_streamed:
             return _streamed(plan, futures)
         found = await asyncio.gather(*futures)
         answers = [
@@ -434,7 +435,10 @@ def _text(body: Any, name: str, default: str) -> str:
 
 
 def _flag(body: Any, name: str) -> bool:
-    return body.get(name, False) in (True, "true", "True", "1", 1)
+    given = str(body.get(name)).lower()
+    if given not in ("true", "1", "false", "0", "none"):
+        raise ValueError(f"{name} is neither true nor false.")
+    return given in ("true", "1")
 
 
 class _Elements(HTMLParser):

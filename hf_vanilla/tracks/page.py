@@ -223,7 +223,7 @@ def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served
     pages = {public_name(name): TracksPage(name, **given) for name in models}
 
     def forecast(body: Any) -> dict[str, Any]:
-        model = named_model(pages, body).model
+        model = named_model(pages, body, "rows", "frames_per_step").model
         rows = checked_rows(body.get("rows"))
         live = Forecaster(model, frames_per_step=whole_number(body, "frames_per_step", 1, 10**6))
         frames = sorted({row[0] for row in rows})[-model.config.observed_steps :]

@@ -115,6 +115,13 @@ def training_and_validation(options: WindowOptions) -> tuple[TrackTable, TrackTa
         return train, chosen
     is_held_out = options.held_out(train)
     if not is_held_out.any():
+        if options.validation_share:
+            logger.warning(
+                "no validation: validation_share=%s of %d agents is less than one; give a larger "
+                "share, or other tracks by --validation",
+                options.validation_share,
+                len(np.unique(train.agent)),
+            )
         return train, None
     return train.rows(~is_held_out), train.rows(is_held_out)
 

@@ -148,6 +148,7 @@ def test_a_recipe_can_train_a_model_that_marian_can_express(tmp_path, corpus_fil
     assert MarianMTModel.from_pretrained(output).generation_config.max_length == 20
     expected = tiny_tokenizer("ein Haus").input_ids
     assert AutoTokenizer.from_pretrained(output)("ein Haus").input_ids == expected
+    assert json.loads((output / "tokenizer.json").read_text())["padding"] is None
 
 
 def test_one_message_names_all_reasons():

@@ -70,6 +70,8 @@ def test_the_service_detects_what_the_page_does(folder, detector):
         assert ours["box"] == pytest.approx(np.multiply(theirs["box"], [96, 64] * 2), abs=1e-3)
     with pytest.raises(ValueError, match="threshold is not a number from 0 to 1"):
         asyncio.run(detect({"image": sent(picture()), "threshold": "much"}))
+    with pytest.raises(ValueError, match="no field 'score': there is model, image, threshold"):
+        asyncio.run(detect({"image": sent(picture()), "score": 0.9}))
 
 
 def test_objects_and_attention_are_those_of_the_detector(detector):

@@ -174,6 +174,8 @@ def test_what_cannot_be_translated_is_one_sentence_and_a_4xx(address):
     for path, body, others, status in (
         ("v1/translate", {"text": "one", "model": "/etc"}, {}, 400),
         ("v1/translate", {"text": "one", "n_best": "many"}, {}, 400),
+        ("v1/translate", {"text": "one", "alignment": "yes"}, {}, 400),
+        ("v1/translate", {"text": "one", "alignments": True}, {}, 400),
         ("translate", None, {}, 405),
         ("health", {}, {}, 405),
         ("translate", b"x" * (2**20 + 1), {}, 413),

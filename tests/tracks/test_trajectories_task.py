@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,16 @@ def test_without_a_share_built_in_tracks_have_no_validation():
     for share, has in ((0.1, True), (0, False)):
         tables = training_and_validation(TrackDataOptions(validation_share=share))
         assert (tables[1] is not None) == has
+
+
+def test_a_share_of_less_than_one_agent_is_a_warning(tmp_path, caplog):
+    path = tmp_path / "few.csv"
+    rows = [f"{frame},{agent},{0.5 * frame},0" for agent in range(6) for frame in range(22)]
+    path.write_text("\n".join(["frame,agent,x,y", *rows]), encoding="utf-8")
+    options = TrackDataOptions(dataset=str(path), frame_seconds=0.4, validation_share=0.1)
+    assert training_and_validation(options)[1] is None
+    assert "no validation: validation_share=0.1 of 6 agents is less than one" in caplog.text
+    assert training_and_validation(replace(options, validation_share=0.2))[1] is not None
 
 
 def test_a_scene_with_one_person_has_scores_alone_and_none_in_company(tmp_path):
