@@ -158,8 +158,14 @@ def eager_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def label_fields(label_names: Sequence[str]) -> dict[str, dict[Any, Any]]:
-    """`id2label` and `label2id` of a config with these classes."""
+    """`id2label` and `label2id` of a config with these classes.
+
+    Raises:
+        ValueError: there is none.
+    """
     names = dict(enumerate(label_names))
+    if not names:
+        raise ValueError("label_names is empty: give at least one class")
     return {"id2label": names, "label2id": {name: index for index, name in names.items()}}
 
 

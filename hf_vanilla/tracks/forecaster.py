@@ -145,7 +145,8 @@ class Forecaster:
             ValueError: a frame lies between two steps, a position is not finite, or an agent is
                 twice in the frame; then nothing of the frame is stored.
         """
-        rows = list(rows)
+        # tensors hash by identity: the same agent would be another one in each frame
+        rows = [(row[0].item() if isinstance(row[0], Tensor) else row[0], *row[1:]) for row in rows]
         self._check(frame, rows)
         self.newest = frame if self.newest is None else max(frame, self.newest)
         for agent, x, y in rows:

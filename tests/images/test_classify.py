@@ -230,3 +230,8 @@ def test_images_of_other_modes_get_the_labels_of_the_pipeline(folder):
 def test_a_folder_without_a_model_is_named_so(tmp_path):
     with pytest.raises(ValueError, match=r"has no config\.json of a model: give an"):
         load_image_model(str(tmp_path), "image_classification", remedy="give an image model")
+
+
+def test_a_model_without_classes_is_refused():
+    with pytest.raises(ValueError, match="label_names is empty"):
+        image_models.label_fields([])

@@ -88,6 +88,15 @@ def test_a_late_frame_is_put_in_its_place(model):
     assert_allclose(found.trajectories, expected.trajectories)
 
 
+def test_rows_may_be_a_tensor(model):
+    in_numbers, in_tensors = Forecaster(model), Forecaster(model)
+    for frame in range(3):
+        expected = in_numbers.observe(frame, [(7, frame, 0.5)])
+        found = in_tensors.observe(frame, torch.tensor([[7, frame, 0.5]]))
+    assert found.agents == (7,)
+    assert_allclose(found.trajectories, expected.trajectories)
+
+
 @pytest.mark.parametrize(
     ("frame", "rows", "message"),
     [
