@@ -250,7 +250,15 @@ class VanillaForCausalLM(VanillaTextPreTrainedModel, GenerationMixin):
         Returns:
             `logits` `(B, L, V)`; `loss` in nats per real target token, label-smoothed in training
             mode (5.4) and the plain NLL in evaluation mode.
+
+        Raises:
+            ValueError: an input or a mask does not fit, or there are `position_ids`.
         """
+        if kwargs.get("position_ids") is not None:
+            raise ValueError(
+                "position_ids: positions follow from attention_mask; leave them out, and give "
+                "several texts in one row a 4-D mask"
+            )
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         shift_labels = kwargs.pop("shift_labels", None)
         outputs = self.model(

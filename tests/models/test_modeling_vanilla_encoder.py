@@ -250,6 +250,17 @@ def test_a_source_is_refused_where_there_is_no_attention_to_it():
     assert not any("encoder_attn" in name for name, _ in model.named_parameters())
 
 
+def test_several_texts_in_one_row_need_a_mask_and_not_positions():
+    model, first, second = half_with(VanillaForCausalLM), words(1, 4), words(1, 3)
+    row = torch.cat([first, second], dim=1)
+    own = torch.block_diag(torch.ones(4, 4), torch.ones(3, 3)).tril().bool()[None, None]
+    logits = model(row, attention_mask=own).logits
+    for text, found in ((first, logits[:, :4]), (second, logits[:, 4:])):
+        assert_close(found, model(text).logits)
+    with pytest.raises(ValueError, match="position_ids: positions follow from attention_mask"):
+        model(row, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2]]))
+
+
 def test_a_later_token_never_changes_an_earlier_logit():
     model, ids = half_with(VanillaForCausalLM), words(B, L)
     changed = ids.clone()
