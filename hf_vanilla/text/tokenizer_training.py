@@ -19,7 +19,7 @@ from tokenizers import (
     trainers,
 )
 
-from hf_vanilla.data.lines import read_lines
+from hf_vanilla.data.lines import check_sentences, read_lines
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.tokenization_vanilla import VanillaTokenizer
 from hf_vanilla.options import Options, option
@@ -51,8 +51,9 @@ def train_tokenizer(
         progress: show a progress bar.
 
     Raises:
-        ValueError: `vocab_size` is below 258, or there is no text at all.
+        ValueError: `vocab_size` is below 258, `sentences` is one text, or there is no text at all.
     """
+    check_sentences(sentences)
     if vocab_size < SMALLEST_VOCAB_SIZE:
         raise ValueError(
             f"vocab_size={vocab_size}: give at least {SMALLEST_VOCAB_SIZE}, for <pad>, </s> "

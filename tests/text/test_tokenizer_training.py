@@ -84,6 +84,11 @@ def test_empty_files_are_an_error(options, tmp_path):
         train_tokenizer_on_files(options(("a.de",)))
 
 
+def test_one_text_is_not_read_letter_by_letter():
+    with pytest.raises(ValueError, match="'ein Haus' is one text: give a list of sentences"):
+        train_tokenizer("ein Haus", vocab_size=300)
+
+
 def test_a_vocabulary_too_small_is_an_error(options):
     with pytest.raises(ValueError, match="vocab_size=200: give at least 258"):
         train_tokenizer_on_files(options(vocab_size=200))
