@@ -270,9 +270,13 @@ class VanillaDecoder(VanillaStack):
             own_cache,  # positional: its name differs between versions of transformers
         )
         if encoder_hidden_states is not None:
-            length = encoder_hidden_states.shape[1]
+            sources, length = encoder_hidden_states.shape[:2]
+            if sources != hidden_states.shape[0]:
+                raise ValueError(
+                    f"{sources} sources, but {hidden_states.shape[0]} targets: give one each"
+                )
             name = "attention_mask" if self.input_prefix else "encoder_attention_mask"
-            check_mask(name, encoder_attention_mask, hidden_states.shape[0], length)
+            check_mask(name, encoder_attention_mask, sources, length)
         source_mask = padding_mask(
             self.config, hidden_states, encoder_attention_mask, encoder_hidden_states
         )

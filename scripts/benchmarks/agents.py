@@ -154,7 +154,7 @@ past = torch.randn(1, agents, 8, 2)
 before = peak_mib()
 with torch.inference_mode():
     found = model(past, samples_at_once=at_once).trajectories
-print(peak_mib() - before, found.double().sum().item())
+print(round(peak_mib() - before), found.double().sum().item())
 """
 
 
