@@ -46,6 +46,8 @@ def known_part(
             f"{name}_values has shape {tuple(values.shape)}, but the model has {steps} such steps: "
             f"give ({', '.join(leading)}, {steps}, 2)"
         )
+    if values.shape[0] == 0:
+        raise ValueError(f"{name}_values has shape {tuple(values.shape)}: give one row or more")
     if name == "future" and agent_mask is not None and values.shape[:2] != agent_mask.shape:
         raise ValueError(
             f"future_values has {tuple(values.shape[:2])} scenes and agents, past_values "

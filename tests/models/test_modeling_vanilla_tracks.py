@@ -349,6 +349,7 @@ def test_a_saved_model_comes_back_to_the_bit(model, tmp_path):
     [
         (lambda past: past[:, :4], r"past_values has shape \(4, 4, 2\), but the model has 5"),
         (lambda past: past[..., :1], r"give \(B, 5, 2\)"),
+        (lambda past: past[:0], r"past_values has shape \(0, 5, 2\): give one row or more"),
         (lambda past: past.index_fill(0, torch.tensor([1]), float("nan")), "NaN or infinite"),
     ],
 )
