@@ -159,6 +159,9 @@ def save_with_code(
         save_directory: folder; made if it is new.
         processor: its tokenizer or image processor, which is saved too.
 
+    Raises:
+        OSError: the folder cannot be made; transformers writes nothing then, and goes on.
+
     Examples:
         >>> import tempfile
         >>> from pathlib import Path
@@ -170,6 +173,7 @@ def save_with_code(
         ...     (Path(folder) / "modeling_vanilla.py").is_file()
         True
     """
+    Path(save_directory).mkdir(parents=True, exist_ok=True)
     auto_classes = _auto_classes(model, processor)
     # transformers keeps the setting on the classes, so it is restored afterwards
     before = {kind: kind._auto_class for kind in auto_classes}

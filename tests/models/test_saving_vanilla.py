@@ -86,6 +86,12 @@ def test_a_model_of_transformers_is_left_as_it_is(tmp_path):
     assert not POINTERS & config_in(tmp_path).keys()
 
 
+def test_a_file_in_the_place_of_the_folder_is_an_error(tiny_model, tmp_path):
+    (tmp_path / "taken").touch()
+    with pytest.raises(FileExistsError, match="taken"):
+        save_with_code(tiny_model, tmp_path / "taken")
+
+
 def test_a_tokenizer_that_needs_its_class_takes_it_along(tiny_model, tmp_path):
     words = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}
     backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
