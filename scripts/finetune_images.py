@@ -35,7 +35,7 @@ height, width = processed_size(processor)
 processor.size = {"height": height, "width": width}
 processor.do_center_crop = False  # training resizes the whole image, so use does too
 model = with_new_head(options.model, images.label_names)  # zeros, unless the classes are the same
-validation = None
+train, validation = ImageRows(images, processor, Augmentation(flip=options.flip)), None
 if options.validation is not None:
     labelled = load_images(options.validation, "validation").relabelled(images.label_names)
     validation = ImageRows(labelled, processor)
@@ -43,7 +43,7 @@ if options.validation is not None:
 trainer = Trainer(
     model,
     arguments,
-    train_dataset=ImageRows(images, processor, Augmentation(flip=options.flip)),
+    train_dataset=train,
     eval_dataset=validation,
     processing_class=processor,
     compute_metrics=accuracy,
@@ -53,6 +53,9 @@ trainer.train(resume_from_checkpoint=newest or arguments.resume_from_checkpoint)
 trainer.save_model()
 if validation is not None:
     trainer.save_metrics("eval", trainer.evaluate())
+for rows in filter(None, (train, validation)):
+    if (left_out := rows.reader.left_out()) is not None:
+        print(left_out)
 if arguments.push_to_hub:
     trainer.push_to_hub()
 trainer.accelerator.end_training()  # otherwise processes may crash at shutdown

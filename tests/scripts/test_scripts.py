@@ -89,13 +89,15 @@ def test_a_deeper_model_has_the_layers_that_are_named(script, program, tmp_path)
 def test_finetune_images_gives_a_model_the_classes_of_a_folder(script, program, tmp_path):
     for split in ("train", "validation"):
         colour_folder(tmp_path / "photos" / split, count=4)
+    (tmp_path / "photos" / "validation" / "red" / "cut.png").write_bytes(b"no picture")
     vit().save_pretrained(tmp_path / "vit")
     processor = image_processor((15, 20), [0.4, 0.5, 0.6], [0.3, 0.2, 0.1])
     processor.size, processor.crop_size = {"shortest_edge": 17}, {"height": 15, "width": 20}
     processor.do_center_crop = True  # as of a model of timm
     processor.save_pretrained(tmp_path / "vit")
     given = ("--model=vit", "--dataset=photos", "--validation=photos", "--output_dir=tuned")
-    script("finetune_images.py", *given, "--flip=0.5", *TRAINER)
+    done = script("finetune_images.py", *given, "--flip=0.5", *TRAINER)
+    assert "1 unreadable of 9 images of validation were left out, the first is red" in done.stdout
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "tuned")
     assert model.config.id2label == {0: "blue", 1: "red"}
     scores = json.loads((tmp_path / "tuned" / "eval_results.json").read_text(encoding="utf-8"))
