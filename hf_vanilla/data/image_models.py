@@ -161,11 +161,11 @@ def label_fields(label_names: Sequence[str]) -> dict[str, dict[Any, Any]]:
     """`id2label` and `label2id` of a config with these classes.
 
     Raises:
-        ValueError: there is none.
+        ValueError: it is one text, of which each letter would be a class, or empty.
     """
+    if isinstance(label_names, str) or not len(label_names):
+        raise ValueError(f"label_names={label_names!r}: give a list of names")
     names = dict(enumerate(label_names))
-    if not names:
-        raise ValueError("label_names is empty: give at least one class")
     return {"id2label": names, "label2id": {name: index for index, name in names.items()}}
 
 

@@ -183,6 +183,8 @@ def test_a_new_head_is_zero_and_keeps_the_body(tmp_path):
     assert not tuned.classifier.weight.any()
     with pytest.raises(ValueError, match=r"^label_names=\['even'\]: give two classes or more$"):
         with_new_head(str(start), ("even",))
+    with pytest.raises(ValueError, match=r"^label_names='even': give a list of names$"):
+        with_new_head(str(start), "even")
     before = AutoModelForImageClassification.from_pretrained(start)
     for weight, other in zip(tuned.model.parameters(), before.model.parameters(), strict=True):
         assert_close(weight, other.float(), rtol=0, atol=0)
