@@ -233,5 +233,5 @@ def test_a_folder_without_a_model_is_named_so(tmp_path):
 
 
 def test_a_model_without_classes_is_refused():
-    with pytest.raises(ValueError, match="label_names is empty"):
+    with pytest.raises(ValueError, match=r"label_names=\[\]: give a list of names"):
         image_models.label_fields([])
