@@ -235,6 +235,8 @@ def _write_pairs(options: DistillOptions, output: Path, candidates: int) -> None
             pairs.append((source, target))
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "none"
     logger.info("pairs for the student: %s; dropped: %s", f"{len(pairs):,}", reasons)
+    if not rows:
+        raise ValueError(f"{options.source} is empty: give sentences to translate")
     if not pairs:
         raise ValueError(f"no translation of {options.teacher} is left to train on: {reasons}")
     output.mkdir(parents=True, exist_ok=True)

@@ -121,6 +121,13 @@ def test_ready_translations_need_no_teacher_and_odd_pairs_are_dropped(
     assert not (tmp_path / "out" / "translations").exists()
 
 
+def test_an_empty_source_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_best_translations", lambda *_: [])
+    options = DistillOptions(teacher="t", source="empty.en", student="s", output=str(tmp_path))
+    with pytest.raises(ValueError, match=r"^empty\.en is empty"):
+        module._write_pairs(options, tmp_path, 1)
+
+
 def test_the_first_and_the_last_layers_and_those_evenly_between_are_kept(tmp_path, corpus_files):
     sizes = {**small_run.MODEL, "vocab_size": 11, "encoder_layers": 5, "decoder_layers": 3}
     model = VanillaForConditionalGeneration(VanillaConfig(**sizes))
