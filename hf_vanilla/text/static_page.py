@@ -188,7 +188,9 @@ def check_engine(name: str, model: Any, tokenizer: PreTrainedTokenizerBase) -> N
     else:
         reasons += _other_parts(json.loads(backend.to_str()))
     if reasons:
-        raise ValueError(f"the page does not compute {', '.join(reasons)}, which {name} needs")
+        raise ValueError(
+            f"the page does not compute {', '.join(reasons)}, which {name} needs: use the app"
+        )
 
 
 def _other_parts(file: dict[str, Any]) -> list[str]:

@@ -96,7 +96,7 @@ def export_forecaster(name: str, folder: Path, dtype: str) -> None:
     """
     model = load_forecaster(name, device="cpu")
     if (form := class_name(model.config)) in FAULTS:
-        raise ValueError(f"{name} is a {form}, which {FAULTS[form]}: export another form")
+        raise ValueError(f"{name} is a {form}, which {FAULTS[form]}: use the command forecast")
     for field in OPTIONAL_INPUTS:
         if value := getattr(model.config, field, 0):
             raise ValueError(

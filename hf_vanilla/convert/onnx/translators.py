@@ -77,7 +77,7 @@ def load_for_export(name: str) -> tuple[VanillaForConditionalGeneration, PreTrai
             the exported search does not have, or has a tokenizer with code of its own.
     """
     model, tokenizer = load_encoder_decoder(name)
-    refuse("the export to ONNX", _faults(model, tokenizer))
+    refuse("the export to ONNX (--format ctranslate2 takes more models)", _faults(model, tokenizer))
     model = model.float().eval()
     model.set_attn_implementation(PLAIN)
     return model, tokenizer
