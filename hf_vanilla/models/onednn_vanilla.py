@@ -100,6 +100,11 @@ def _is_exact_for_bytes() -> bool:
 
 def multiplies_bfloat16() -> bool:
     """Whether the processor multiplies bfloat16 numbers; True if torch cannot tell."""
+    return has_instructions("bf16")
+
+
+def has_instructions(kind: str) -> bool:
+    """Whether the processor has instructions with this in their name; True if torch cannot tell."""
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    known = [bool(value) for name, value in capabilities.items() if "bf16" in name]
+    known = [bool(value) for name, value in capabilities.items() if kind in name]
     return any(known) if known else True

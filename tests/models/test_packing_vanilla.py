@@ -17,9 +17,17 @@ from hf_vanilla.models.search_vanilla_conditions import is_as_built
 DTYPES = (torch.float32, torch.bfloat16)
 
 
+@pytest.fixture(params=["AVX2", "AVX512"])
+def processor(request, monkeypatch):
+    """A processor on which small weights stay plain, or are packed."""
+    is_new = request.param == "AVX512"
+    monkeypatch.setattr(packing_vanilla, "has_instructions", lambda name: is_new)
+    return request.param
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_a_packed_layer_computes_the_product_of_its_layers(dtype, has_bias):
+def test_a_packed_layer_computes_the_product_of_its_layers(dtype, has_bias, processor):
     if not can_multiply(dtype):
         pytest.skip("this processor or this torch has no packed products")
     layers = [nn.Linear(37, width, bias=has_bias, dtype=dtype) for width in (11, 5)]
@@ -27,12 +35,15 @@ def test_a_packed_layer_computes_the_product_of_its_layers(dtype, has_bias):
     wanted = torch.cat([layer(states) for layer in layers], dim=-1)
     # one rounding to 8 bits of a number below 4
     tolerance = {"atol": 1e-5 if dtype == torch.float32 else 2**-6}
-    found = PackedLinear(layers)(states)
+    packed = PackedLinear(layers)
+    found = packed(states)
     assert found.dtype == dtype
+    assert packed.weight.is_mkldnn == (processor == "AVX512" or dtype != torch.float32)
     assert torch.allclose(found, wanted, **tolerance)
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("processor")
 def test_a_packed_model_has_the_same_logits_and_translations():
     model = lively_model(attention_bias=True, lm_head_bias=True).float()
     packed, batch = copy.deepcopy(model), sources(5, 3, 7)
