@@ -148,6 +148,8 @@ def _check_files(options: DistillOptions, recipe: Recipe) -> None:
     others = [options.target, None if options.has_model else options.teacher]
     for path in (options.source, data.validation_source, data.validation_target):
         check_text_file(path)
+    if next(read_lines(options.source), None) is None:
+        raise ValueError(f"{options.source} is empty: give sentences to translate")
     for other in filter(None, others):
         for _ in read_pairs(options.source, other):  # lines correspond
             pass
@@ -235,8 +237,6 @@ def _write_pairs(options: DistillOptions, output: Path, candidates: int) -> None
             pairs.append((source, target))
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "none"
     logger.info("pairs for the student: %s; dropped: %s", f"{len(pairs):,}", reasons)
-    if not rows:
-        raise ValueError(f"{options.source} is empty: give sentences to translate")
     if not pairs:
         raise ValueError(f"no translation of {options.teacher} is left to train on: {reasons}")
     output.mkdir(parents=True, exist_ok=True)

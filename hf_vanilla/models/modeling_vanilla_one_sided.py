@@ -256,8 +256,8 @@ class VanillaForCausalLM(VanillaTextPreTrainedModel, GenerationMixin):
         """
         if kwargs.get("position_ids") is not None:
             raise ValueError(
-                "position_ids: positions follow from attention_mask; leave them out, and give "
-                "several texts in one row a 4-D mask"
+                "position_ids: positions follow from attention_mask; leave them out. Several texts "
+                "in one row need a 4-D attention_mask"
             )
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         shift_labels = kwargs.pop("shift_labels", None)

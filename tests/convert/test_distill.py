@@ -121,13 +121,6 @@ def test_ready_translations_need_no_teacher_and_odd_pairs_are_dropped(
     assert not (tmp_path / "out" / "translations").exists()
 
 
-def test_an_empty_source_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_best_translations", lambda *_: [])
-    options = DistillOptions(teacher="t", source="empty.en", student="s", output=str(tmp_path))
-    with pytest.raises(ValueError, match=r"^empty\.en is empty"):
-        module._write_pairs(options, tmp_path, 1)
-
-
 def test_the_first_and_the_last_layers_and_those_evenly_between_are_kept(tmp_path, corpus_files):
     sizes = {**small_run.MODEL, "vocab_size": 11, "encoder_layers": 5, "decoder_layers": 3}
     model = VanillaForConditionalGeneration(VanillaConfig(**sizes))
@@ -148,12 +141,14 @@ def test_what_does_not_fit_is_refused_in_one_line_before_anything_is_written(
 ):
     short = tmp_path / "short"
     short.write_text("eins\n", encoding="utf-8")
+    (empty := tmp_path / "empty").touch()
     cases = (
         ({}, {"model": {"decoder_layers": 3}}, "decoder_layers=3 and its teacher .* 1"),
         ({}, {"model": {"d_model": 24}}, "d_model is 16 there and 24 here"),
         ({}, {"tokenizer": "elsewhere"}, "the model has its own tokenizer"),
         ({}, {"validation_source": None, "validation_target": None}, "validation_source and"),
         ({"source": "nowhere"}, {}, "nowhere"),
+        ({"source": str(empty)}, {}, "empty is empty: give sentences"),
         ({"teacher": str(tmp_path / "nobody")}, {}, "nobody"),
         ({"target": str(short)}, {}, "short"),
         ({"teacher": str(short)}, {}, "short"),
