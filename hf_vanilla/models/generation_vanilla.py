@@ -8,7 +8,9 @@ Shapes: B sentences, n beams, L tokens so far, V vocabulary.
 """
 
 import copy
+import math
 import sys
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -176,10 +178,14 @@ def check_call(settings: GenerationConfig, arguments: dict[str, Any]) -> None:
         arguments: of the call, without settings.
 
     Raises:
-        ValueError: `num_beams` is below 1, or ids are not `(B, L)` with at least one token.
+        ValueError: `num_beams` is no whole number above 0, `length_penalty` is no finite number,
+            or ids are not `(B, L)` with at least one token.
     """
-    if settings.num_beams is not None and settings.num_beams < 1:
-        raise ValueError(f"num_beams={settings.num_beams}: give 1 for greedy search, or more")
+    beams, penalty = settings.num_beams, settings.length_penalty
+    if beams is not None and not (isinstance(beams, Integral) and beams > 0):
+        raise ValueError(f"num_beams={beams}: give 1 for greedy search, or a larger whole number")
+    if penalty is not None and not (isinstance(penalty, Real) and math.isfinite(penalty)):
+        raise ValueError(f"length_penalty={penalty}: give a finite number")
     for name in ("input_ids", "decoder_input_ids"):
         ids = arguments.get(name)
         if isinstance(ids, Tensor) and (ids.dim() != 2 or ids.numel() == 0):

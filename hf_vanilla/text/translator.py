@@ -78,8 +78,8 @@ class Translator(SentenceDecoder):
         processes: PartialState | None = None,
         **generate_kwargs: Any,
     ) -> None:
-        if tokens_per_batch < 1:
-            raise ValueError(f"tokens_per_batch={tokens_per_batch}: give a positive number")
+        if not isinstance(tokens_per_batch, int) or tokens_per_batch < 1:
+            raise ValueError(f"tokens_per_batch={tokens_per_batch}: give a positive whole number")
         self._folder = model if isinstance(model, str | Path) else None
         options = generate_kwargs if dtype is None else {**generate_kwargs, "dtype": dtype}
         if isinstance(model, str | Path):

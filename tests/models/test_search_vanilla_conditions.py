@@ -1,6 +1,7 @@
 """Our search finds what transformers' finds; calls it does not serve go to transformers'."""
 
 import copy
+import math
 import sys
 
 import pytest
@@ -510,7 +511,10 @@ def test_a_search_in_which_nothing_ends_has_a_result(model):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_beams": 0}, "num_beams=0: give 1 for greedy search, or more"),
+        ({"num_beams": 0}, "num_beams=0: give 1 for greedy search, or a larger whole number"),
+        ({"num_beams": 2.5}, "num_beams=2.5: give 1 for greedy search, or a larger whole number"),
+        ({"length_penalty": math.nan}, "length_penalty=nan: give a finite number"),
+        ({"length_penalty": "1"}, "length_penalty=1: give a finite number"),
         ({"input_ids": torch.tensor([3, 4])}, r"input_ids has shape \(2,\): give \(batch, length"),
         ({"input_ids": torch.zeros(0, 5).long()}, r"input_ids has shape \(0, 5\): give \(batch"),
         ({"input_ids": torch.zeros(2, 0).long()}, r"input_ids has shape \(2, 0\): give \(batch"),

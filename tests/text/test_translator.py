@@ -277,6 +277,13 @@ def test_an_unknown_option_is_refused_before_the_first_sentence(trained_run, tra
             make()
 
 
+@pytest.mark.parametrize("budget", [0, 1e4])
+def test_a_budget_that_is_no_whole_number_above_0_is_refused(trained, budget):
+    model, tokenizer = trained
+    with pytest.raises(ValueError, match=f"tokens_per_batch={budget}: give a positive whole numb"):
+        translate(model, tokenizer, ["ein Haus"], tokens_per_batch=budget)
+
+
 def test_a_window_below_1_is_refused(trained):
     with pytest.raises(ValueError, match="window=0: give a positive number"):
         Translator(TorchEngine(*trained), window=0)
