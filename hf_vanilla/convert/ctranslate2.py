@@ -94,7 +94,7 @@ def their_decoding(decoding: GenerationConfig) -> tuple[GenerationConfig, list[s
         )
         theirs.renormalize_logits = True
     for name, value in decoding.to_diff_dict().items():
-        if name not in CTRANSLATE2_DECODING:
+        if name not in CTRANSLATE2_DECODING and value is not False:
             differences.append(f"{name}={value!r} is ignored")
             if hasattr(GenerationConfig(), name):
                 setattr(theirs, name, getattr(GenerationConfig(), name))

@@ -87,8 +87,15 @@ def bpe_pieces(tokens: list[str]) -> list[str]:
     ]
 
 
-def sentencepiece_backend(path: str | Path, dictionaries: Dictionaries) -> Tokenizer:
+def sentencepiece_backend(
+    path: str | Path, dictionaries: Dictionaries, *, has_others: bool = True
+) -> Tokenizer:
     """A SentencePiece model as a backend whose first entries are the source dictionary.
+
+    Args:
+        path: of the SentencePiece model.
+        dictionaries: of both sides.
+        has_others: its pieces that no dictionary has follow; False: they are split further.
 
     Raises:
         ImportError: sentencepiece or protobuf is missing.
@@ -98,14 +105,17 @@ def sentencepiece_backend(path: str | Path, dictionaries: Dictionaries) -> Token
     proto = _read_proto(path)
     kind = proto.trainer_spec.model_type
     scores = {p.piece: p.score for p in proto.pieces if p.type in (NORMAL, BYTE)}
+    if not has_others:
+        scores = {piece: scores[piece] for piece in dictionaries[0] if piece in scores}
     vocabulary = _vocabulary(dictionaries, scores)
-    has_bytes = proto.trainer_spec.byte_fallback
+    unknown_token = SPECIAL_TOKENS[UNKNOWN_ID]
+    unknown_id, has_bytes = vocabulary[unknown_token], proto.trainer_spec.byte_fallback
     if kind == UNIGRAM:
         # entries that are only in the dictionary get the score of their characters as unknown
         # ones, so that pieces of the model always win
         unknown = min(scores.values(), default=0.0) - UNKNOWN_PENALTY
         rows = [(piece, scores.get(piece, unknown * len(piece))) for piece in vocabulary]
-        model: models.Model = models.Unigram(rows, unk_id=UNKNOWN_ID, byte_fallback=has_bytes)
+        model: models.Model = models.Unigram(rows, unk_id=unknown_id, byte_fallback=has_bytes)
     else:
         model = models.BPE(
             vocab=vocabulary,
@@ -115,7 +125,7 @@ def sentencepiece_backend(path: str | Path, dictionaries: Dictionaries) -> Token
                 for cut in range(1, len(piece))
                 if piece[:cut] in scores and piece[cut:] in scores
             ],
-            unk_token=SPECIAL_TOKENS[UNKNOWN_ID],
+            unk_token=unknown_token,
             fuse_unk=True,
             byte_fallback=has_bytes,
         )

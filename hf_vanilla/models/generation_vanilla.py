@@ -182,7 +182,7 @@ def check_call(settings: GenerationConfig, arguments: dict[str, Any]) -> None:
             or ids are not `(B, L)` with at least one token.
     """
     beams, penalty = settings.num_beams, settings.length_penalty
-    if beams is not None and not (isinstance(beams, Integral) and beams > 0):
+    if beams is not None and not (isinstance(beams, Integral) and int(beams) > 0):
         raise ValueError(f"num_beams={beams}: give 1 for greedy search, or a larger whole number")
     if penalty is not None and not (isinstance(penalty, Real) and math.isfinite(penalty)):
         raise ValueError(f"length_penalty={penalty}: give a finite number")

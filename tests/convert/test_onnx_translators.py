@@ -8,17 +8,20 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import opus
 import pytest
 import torch
 from conftest import SENTENCES
 from lively import SIZES, lively_model
 from onnx_folders import BLOCKED, runner_of
+from transformers import MarianTokenizer
 
 from hf_vanilla import VanillaConfig, VanillaForSequenceClassification, train_tokenizer, translate
 from hf_vanilla.convert.export import ExportOptions, export
+from hf_vanilla.convert.marian import MarianOptions, convert_marian
 from hf_vanilla.convert.onnx import files
 from hf_vanilla.convert.onnx import transformers_js as js
-from hf_vanilla.convert.onnx.translators import RUNNER, load_for_export
+from hf_vanilla.convert.onnx.translators import RUNNER, load_for_export, with_tokenizer_json
 from hf_vanilla.text.engines import OnnxEngine, TorchEngine
 from hf_vanilla.text.n_best import n_best_of_rows
 from hf_vanilla.text.translator import Translator
@@ -266,6 +269,47 @@ def test_the_generation_config_of_a_converted_model_may_be_exported(model, token
     model.save_pretrained(tmp_path / "ours")
     tokenizer.save_pretrained(tmp_path / "ours")
     load_for_export(str(tmp_path / "ours"))
+
+
+def test_a_model_of_opus_translates_with_the_ids_of_marian_tokenizer(tmp_path):
+    theirs, slow = opus.write_folder(tmp_path / "theirs", max_position_embeddings=64)
+    assert theirs.generation_config.output_attentions is False  # as transformers saves it
+    ours = convert_marian(
+        MarianOptions(input=str(tmp_path / "theirs"), output=str(tmp_path / "ours"))
+    )
+    folder = export(ExportOptions(model=str(ours), output=str(tmp_path / "x"), format="onnx"))
+    translator = runner_of(folder).Translator(folder, threads=1)
+    texts = [
+        *opus.SOURCES,
+        "A  house\tby  ",
+        "tha\u0301t \ufb01ne lake?",
+        "two </s> \u65e5\u672c",
+    ]
+    found = translator.n_best(texts, BEAMS)
+    for text, hypotheses in zip(texts, found, strict=True):
+        row = slow(text).input_ids
+        assert translator.tokenizer.encode(text).ids == row
+        results = theirs.generate(torch.tensor([row]), num_return_sequences=BEAMS)[:, 1:].tolist()
+        assert [one.ids for one in hypotheses] == [ids[: ids.index(0) + 1] for ids in results]
+        assert [one.text for one in hypotheses] == slow.batch_decode(
+            results, skip_special_tokens=True
+        )
+
+
+def test_language_codes_and_missing_pieces_of_a_marian_tokenizer(tmp_path):
+    opus.write_tokenizer(tmp_path)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text(encoding="utf-8"))
+    vocabulary[">>fra<<"] = vocabulary.pop("▁boat")
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    slow = MarianTokenizer.from_pretrained(tmp_path)
+    fast = with_tokenizer_json(slow)
+    assert fast(">>fra<< the lake").input_ids == slow(">>fra<< the lake").input_ids
+    text = "the boat"
+    assert slow.unk_token_id in slow(text).input_ids
+    assert slow.unk_token_id not in fast(text).input_ids
+    assert fast.decode(fast(text).input_ids, skip_special_tokens=True) == text
+    space = slow.convert_tokens_to_ids("▁")
+    assert [fast.decode([space] * count) for count in range(3)] == ["", "", ""]
 
 
 def test_what_the_export_cannot_express_is_named_in_one_line(model, tokenizer, tmp_path):

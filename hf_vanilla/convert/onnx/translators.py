@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import AddedToken, Regex, decoders
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -26,6 +28,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 import hf_vanilla.text
 from hf_vanilla.convert.checkpoint_files import load_encoder_decoder
+from hf_vanilla.convert.fairseq_tokenizer import sentencepiece_backend
 from hf_vanilla.convert.weight_names import refuse
 from hf_vanilla.models.attention_vanilla import split_heads
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
@@ -77,10 +80,46 @@ def load_for_export(name: str) -> tuple[VanillaForConditionalGeneration, PreTrai
             the exported search does not have, or has a tokenizer with code of its own.
     """
     model, tokenizer = load_encoder_decoder(name)
+    if getattr(tokenizer, "separate_vocabs", None) is False:  # MarianTokenizer
+        tokenizer = with_tokenizer_json(tokenizer)
     refuse("the export to ONNX (--format ctranslate2 takes more models)", _faults(model, tokenizer))
     model = model.float().eval()
     model.set_attn_implementation(PLAIN)
     return model, tokenizer
+
+
+def with_tokenizer_json(tokenizer: Any) -> TokenizersBackend:
+    """The MarianTokenizer of OPUS-MT as one that `tokenizer.json` describes, with the same ids.
+
+    MarianTokenizer reads a language code such as `>>fra<<` only at the start of a text, has one
+    unknown token for a run of characters that its source pieces lack, where this one has those of
+    the targets, and for a piece that the vocabulary lacks, which this one splits.
+
+    Args:
+        tokenizer: one vocabulary for source and target.
+
+    Raises:
+        ImportError: sentencepiece or protobuf is missing.
+        ValueError: its SentencePiece model cannot be converted exactly.
+    """
+    pieces = sorted(tokenizer.encoder, key=tokenizer.encoder.get)
+    backend = sentencepiece_backend(tokenizer.spm_files[0], (pieces, pieces), has_others=False)
+    end = tokenizer.eos_token
+    backend.post_processor = TemplateProcessing(
+        single=f"$A {end}", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    strip = decoders.Replace(Regex("^ +| +$"), "")
+    backend.decoder = decoders.Sequence([backend.decoder, strip])
+    codes = tokenizer.supported_language_codes
+    backend.add_tokens([AddedToken(code, normalized=False) for code in codes])
+    return TokenizersBackend(
+        tokenizer_object=backend,
+        eos_token=end,
+        pad_token=tokenizer.pad_token,
+        unk_token=tokenizer.unk_token,
+        model_max_length=tokenizer.model_max_length,
+        clean_up_tokenization_spaces=False,
+    )
 
 
 def _faults(
@@ -89,7 +128,7 @@ def _faults(
     """Parts that an exported folder cannot have, for `refuse`."""
     decoding = model.generation_config
     reasons = {
-        f"{name}={value!r} of the generation config": name not in DECODING
+        f"{name}={value!r} of the generation config": name not in DECODING and value is not False
         for name, value in decoding.to_diff_dict().items()
     }
     reasons[f"bad_words_ids={decoding.bad_words_ids} (needed: single tokens)"] = any(
