@@ -14,6 +14,8 @@ from typing import Any
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME
 
@@ -26,6 +28,10 @@ DEMO_MODELS = {
 }
 LARGEST_SIZE, MOST_LAYERS = 10**9, 10**4  # in a config
 SHOWN_NAMES, SHOWN_CHARACTERS = 3, 300  # in a message
+
+
+class ForeignModelError(ValueError):
+    """A model of transformers that does not translate."""
 
 
 def model_folder(name: str | Path) -> str:
@@ -184,7 +190,10 @@ def task_of_model(name: str) -> str:
     if (of_type := task_of_type(model_type)) is not None:
         return of_type
     known = ", ".join(kind for entry in TASKS.values() for kind in entry.model_types)
-    raise ValueError(f"{name} has model_type={model_type!r}; this package has tasks for {known}")
+    text = f"{name} has model_type={model_type!r}; this package has tasks for {known}"
+    if model_type in CONFIG_MAPPING_NAMES.keys() - MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+        raise ForeignModelError(f"{text}: hf-vanilla convert --help lists what becomes one of them")
+    raise ValueError(text)
 
 
 def task_or_default(name: str | Path | None) -> str:
@@ -192,9 +201,14 @@ def task_or_default(name: str | Path | None) -> str:
 
     What then loads the model reports it. Translation models that transformers knows belong to the
     default task too.
+
+    Raises:
+        ForeignModelError: it is a model of transformers that does not translate.
     """
     try:
         return DEFAULT_TASK if name is None else task_of_model(str(name))
+    except ForeignModelError:
+        raise
     except (OSError, ValueError):
         return DEFAULT_TASK
 
@@ -334,6 +348,7 @@ def initial_config(
     if name in entry.built_in:
         raise ValueError(f"initial_model={name!r} has no weights: give a model folder")
     if (saved := read_settings(name).get("model_type")) not in entry.model_types:
+        task_of_model(name)  # says more of a model that belongs to none
         raise ValueError(
             f"initial_model={name!r} is a model of type {saved!r}, and this task trains "
             f"{', '.join(entry.model_types)}: leave task and recipe out, or give another model"

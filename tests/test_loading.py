@@ -11,7 +11,7 @@ from detection_files import tiny_detector
 from image_models import vit
 from safetensors.torch import load_file, save_file
 from scene_models import scene_model
-from transformers import AutoTokenizer, ViTImageProcessorPil
+from transformers import AutoTokenizer, ViTConfig, ViTImageProcessorPil
 
 from hf_vanilla import (
     VanillaAgentFormerConfig,
@@ -24,6 +24,7 @@ from hf_vanilla import (
 from hf_vanilla.hub.card import hub_id, languages_of
 from hf_vanilla.images.classifier import load_classifier
 from hf_vanilla.loading import (
+    ForeignModelError,
     load_folder,
     load_rows,
     load_saved,
@@ -37,6 +38,8 @@ from hf_vanilla.text.alignments import saved_head
 from hf_vanilla.text.corpus_translation import _full_name
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.tracks.forecaster import load_forecaster
+from hf_vanilla.training.recipe import read_recipe
+from hf_vanilla.training.validation import read_evaluation
 
 LOADERS = {
     "text": load_translator,
@@ -161,6 +164,23 @@ def test_a_model_of_another_family_is_no_translator(folders):
     assert refusal("text", folders / "image").endswith(
         "is of image_classification: give a translation model"
     )
+
+
+def test_a_model_of_transformers_is_named_with_how_to_convert_it(tmp_path):
+    ViTConfig().save_pretrained(tmp_path)
+    task = ["--task", "image_classification", "--dataset", "photos", "--output_dir", "o"]
+    for use in (
+        lambda: load_translator(str(tmp_path)),
+        lambda: read_evaluation(["--model", str(tmp_path), "--dataset", "photos"]),
+        lambda: read_recipe(["--initial_model", str(tmp_path), *task]).config(),
+    ):
+        with pytest.raises(ForeignModelError, match=r"='vit';.* hf-vanilla convert --help"):
+            use()
+
+
+def test_a_folder_without_a_model_is_no_missing_option(tmp_path):
+    with pytest.raises(ValueError, match=r"has no config\.json of a model"):
+        read_evaluation(["--model", str(tmp_path), "--dataset", "photos"])
 
 
 def test_a_translator_without_a_tokenizer_is_refused_with_the_remedy(folders, tmp_path):

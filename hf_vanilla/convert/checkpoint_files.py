@@ -176,7 +176,8 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
         ValueError: it is damaged or has object arrays.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+        what = "a folder; give the .npz file in it" if path.is_dir() else "no such file"
+        raise FileNotFoundError(f"{path}: {what}")
     if not is_zipfile(path):
         raise ValueError(f"{path} cannot be read (it is no zip archive): download it again")
     try:
@@ -224,7 +225,7 @@ OPENNMT = f"an OpenNMT-py checkpoint; {PRE_NORM}"
 JOEYNMT = "a JoeyNMT checkpoint; its layers are pre-norm by default, and there is no converter"
 ANNOTATED = f"a checkpoint of the Annotated Transformer; {PRE_NORM}"
 TENSOR2TENSOR = f"a tensor2tensor or other TensorFlow checkpoint; {PRE_NORM}"
-MARIAN = "a checkpoint of Marian itself: give its folder to --format marian"
+NPZ = "an archive of numpy: give Marian's folder to --format marian, a ViT's file to vit-google"
 FSMT = "an FSMT model of transformers: use --format fsmt"
 
 # beginnings of the names of pickled classes
@@ -264,7 +265,7 @@ def check_toolkit(path: Path) -> None:
         raise FileNotFoundError(f"{path}: no such file or folder")
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     for file in files:
-        toolkit = MARIAN if file.suffix == ".npz" else None
+        toolkit = NPZ if file.suffix == ".npz" else None
         if ".ckpt-" in file.name:  # a name that ends in .ckpt can be PyTorch Lightning's
             toolkit = TENSOR2TENSOR
         if file.name == "config.json" and '"fsmt"' in file.read_text("utf-8", errors="replace"):

@@ -286,8 +286,13 @@ def _google_config(
     patch_height, patch_width, channels, width = embedding.shape
     count = positions.shape[1] - 1
     rows = round(count**0.5) if image_height is None else image_height // patch_height
-    if rows < 1 or count % rows or (image_height is None and rows * rows != count):
+    if image_height is None and rows * rows != count:
         raise ValueError(f"{origin} has {count} positions, which make no grid: give image_height")
+    if rows < 1 or count % rows or image_height not in (None, rows * patch_height):
+        raise ValueError(
+            f"image_height={image_height} does not fit the {count} positions of {origin}, for "
+            f"patches of {patch_height} pixels"
+        )
     return VanillaVitConfig(
         image_size=[rows * patch_height, count // rows * patch_width],
         patch_size=[patch_height, patch_width],

@@ -13,8 +13,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_vanilla.families import DEFAULT_TASK, task_of_type
-from hf_vanilla.loading import DEMO_MODELS, load_model, load_saved, model_folder, read_settings
+from hf_vanilla.families import DEFAULT_TASK
+from hf_vanilla.loading import DEMO_MODELS, load_model, load_saved, model_folder, task_or_default
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.onednn_vanilla import can_multiply, multiplies_bfloat16
 from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
@@ -83,8 +83,7 @@ def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTra
     """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: choose one of {', '.join(DTYPES)}")
-    task = task_of_type(read_settings(name).get("model_type"))  # None: of transformers
-    if task not in (None, DEFAULT_TASK):
+    if (task := task_or_default(name)) != DEFAULT_TASK:
         raise ValueError(f"{name} is of {task}: give a translation model")
     if dtype == "int8":
         _require_cpu("dtype='int8'", device)

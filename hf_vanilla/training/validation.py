@@ -218,6 +218,7 @@ def read_evaluation(arguments: Sequence[str]) -> tuple[Callable[[Any], Any], Any
 
     Raises:
         UsageError: an option is unknown or missing.
+        ValueError: so it is, and the folder holds no model; or its model belongs to no task.
         OSError: so it is, and the model is not found.
     """
     name = pop_option(list(arguments), "--model")
@@ -227,8 +228,9 @@ def read_evaluation(arguments: Sequence[str]) -> tuple[Callable[[Any], Any], Any
     try:
         return action, parse_options(options, arguments, epilog=epilog)
     except UsageError:
-        if name is not None and task == DEFAULT_TASK:
-            read_settings(name)  # of a model that is not there, its error says more
+        # of a model that is not there, its error says more
+        if name is not None and task == DEFAULT_TASK and not read_settings(name):
+            raise ValueError(f"{name} has no config.json of a model: give a model folder") from None
         raise
 
 

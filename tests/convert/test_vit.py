@@ -249,12 +249,21 @@ def test_an_archive_that_is_no_vit_is_refused_by_name(tmp_path):
         from_google({name: array for name, array in arrays.items() if name != "head/kernel"})
     with pytest.raises(ValueError, match="6 positions, which make no grid: give image_height"):
         from_google(as_tensors(random_arrays(has_pre_logits=False)))
+    for height in (9, 16, -4):
+        with pytest.raises(ValueError, match=f"image_height={height} does not fit the"):
+            from_google(as_tensors(random_arrays(has_pre_logits=False)), image_height=height)
 
 
 def test_an_archive_of_python_objects_is_never_run(tmp_path):
     np.savez(tmp_path / "objects.npz", cls=np.array([{"a": 1}], dtype=object))
     with pytest.raises(ValueError, match="has object arrays, which can run code"):
         read_arrays(tmp_path / "objects.npz")
+    with pytest.raises(FileNotFoundError, match=r"a folder; give the \.npz file in it"):
+        read_arrays(tmp_path)
+    with pytest.raises(ValueError, match=r"archive of numpy: .* a ViT's file to vit-google"):
+        run(
+            *("--format", "timm", "--input", tmp_path / "objects.npz", "--output", tmp_path / "o"),
+        )
     (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(ValueError, match="cannot be read"):
         read_arrays(tmp_path / "cut.npz")
