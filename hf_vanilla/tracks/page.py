@@ -259,7 +259,7 @@ def checked_rows(rows: Any) -> list[tuple[int, str, float, float]]:
     """Frame, agent, x and y of each row of a request.
 
     Raises:
-        ValueError: they are none, or too many, or a frame is no whole number.
+        ValueError: they are none, or too many, a frame is no whole number, or an agent has no name.
     """
     if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_ROWS:
         raise ValueError(f"rows is not a list of 1 to {MOST_ROWS:,} rows.")
@@ -270,4 +270,7 @@ def checked_rows(rows: Any) -> list[tuple[int, str, float, float]]:
         raise ValueError("A row is not a list of frame, agent, x and y.") from None
     if broken is not None:
         raise ValueError(f"frame {broken} is not a whole number: number the frames.")
+    for _, name, *_ in rows:
+        if isinstance(name, bool) or not isinstance(name, str | int | float):
+            raise ValueError(f"agent {name} is no text and no number: give it a name.")
     return checked

@@ -102,6 +102,8 @@ def test_the_service_forecasts_the_agents_of_the_last_frame(folder, tracks, monk
         ({"rows": [[1, "ada", 0]]}, "A row is not a list"),
         ({"rows": [[1, "ada", 0, float("nan")]]}, "finite"),
         ({"rows": rows, "frames_per_step": 0}, "frames_per_step is not a number"),
+        ({"rows": [[0, None, 0, 0]]}, "agent None is no text and no number"),
+        ({"rows": [[0, {"a": 1}, 0, 0]]}, "agent {'a': 1} is no text"),
         ({"rows": [[0.4, "ada", 0, 0]]}, r"frame 0\.4 is not a whole number"),
         ({"rows": [[10 * f, "ada", f, 0] for f in range(5)]}, "give another frames_per_step"),
     ):
