@@ -66,14 +66,17 @@ function acceptPictures(receive) {
     });
     reader.readAsDataURL(file);
   };
-  part("file").addEventListener("change", (event) => {
-    send(event.target.files[0]);
-    event.target.value = ""; // the same file may be chosen again
+  const input = part("file");
+  input.addEventListener("click", () => {
+    input.value = ""; // the same file may be chosen again
   });
+  input.addEventListener("change", () => send(input.files[0]));
   for (const kind of ["dragover", "drop"]) {
     element.addEventListener(kind, (event) => {
       event.preventDefault(); // the browser would open the file
-      if (kind === "drop") send(event.dataTransfer.files[0]);
+      if (kind !== "drop") return;
+      input.value = "";
+      send(event.dataTransfer.files[0]);
     });
   }
 }

@@ -21,6 +21,7 @@ if is_scipy_available():
     from scipy.optimize import linear_sum_assignment
 
 NO_LABEL = -100  # pads `labels`, as everywhere in transformers
+LARGEST_BOX = 2  # a box that leaves its image may exceed 1; numbers of pixels are larger
 
 
 class Targets(NamedTuple):
@@ -258,7 +259,13 @@ def _check_targets(logits: Tensor, targets: Targets) -> None:
         )
     if not may_read(labels):  # on a GPU, CUDA's own assertion fails instead
         return
-    known = labels[labels.ne(NO_LABEL)]
+    is_known = labels.ne(NO_LABEL)
+    known, sizes = labels[is_known], target_boxes[is_known].abs()
+    if not (sizes <= LARGEST_BOX).all():
+        raise ValueError(
+            f"boxes with numbers up to {sizes.max():g}: give (center x, center y, width, height) "
+            "in shares of the image's width and height, all from 0 to 1"
+        )
     if len(known) and not 0 <= int(known.min()) <= int(known.max()) < classes:
         raise ValueError(
             f"labels from {int(known.min())} to {int(known.max())}, but the model has the classes "

@@ -216,6 +216,15 @@ def test_a_label_that_is_no_class_is_named(label):
         detection_loss(TheirConfig, logits, boxes, wanted)
 
 
+@pytest.mark.parametrize("number", [312.0, torch.nan])
+def test_boxes_that_are_no_shares_of_the_image_are_named(number):
+    logits, boxes = predictions()
+    wanted = padded_targets(targets())
+    wanted.boxes[0, 0, 2] = number
+    with pytest.raises(ValueError, match=f"boxes with numbers up to {number:g}: .* from 0 to 1"):
+        detection_loss(TheirConfig, logits, boxes, wanted)
+
+
 def test_boxes_and_labels_of_different_number_are_named():
     wanted = targets()
     wanted[2]["boxes"] = wanted[2]["boxes"][:2]
