@@ -34,6 +34,7 @@ from hf_vanilla.training.run import train
 
 from .checkpoint_files import load_encoder_decoder
 from .export import QuantizeOptions, quantize_folder
+from .onnx.files import quiet
 
 logger = logging.getLogger(__name__)
 
@@ -286,7 +287,8 @@ def _comparison(models: Sequence[str], recipe: Recipe) -> str:
         scores.append(evaluate_files(_shown("evaluate", line, EvaluateOptions)))
     translators = [Translator(name, num_beams=BEAMS) for name in models]
     sources = list(read_lines(source))
-    speeds = [times_as_fast(translators, sources, size, ROUNDS) for size in BATCH_SIZES]
+    with quiet():  # `evaluate` has warned of the same lines
+        speeds = [times_as_fast(translators, sources, size, ROUNDS) for size in BATCH_SIZES]
     sizes = " | ".join(f"times as fast, batch {size}" for size in BATCH_SIZES)
     rows = [f"| model | MB | BLEU | chrF | chrF of the first | {sizes} |", "|---" * 8 + "|"]
     for number, (name, score) in enumerate(zip(models, scores, strict=True)):

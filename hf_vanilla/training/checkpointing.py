@@ -353,6 +353,8 @@ def average_run(options: AverageOptions) -> Path:
     run = Path(options.run)
     if not run.is_dir():
         raise FileNotFoundError(f"{run}: no such folder; give the output_dir of a training run")
+    if not all_checkpoints(run):
+        raise FileNotFoundError(f"{run} has no checkpoints: give the output_dir of a training run")
     with whole_folder(options.output) as folder:
         entry = task_entry(task_of_model(str(run)))
         chosen = _chosen_checkpoints(options)

@@ -107,6 +107,18 @@ def test_the_size_of_a_model_of_the_package_is_in_the_table(corpus_files, tmp_pa
     assert size > 1
 
 
+def test_an_odd_line_is_warned_of_by_the_evaluation_and_not_again_by_the_timing(
+    corpus_files, tmp_path, caplog
+):
+    odd = {side: str(tmp_path / side) for side in ("validation_source", "validation_target")}
+    for path in odd.values():
+        Path(path).write_text("qwx zqx\n", encoding="utf-8")
+    file = student(tmp_path, {**corpus_files, **odd}, model=small_run.MODEL)
+    recipe = module._student_recipe(options_of(tmp_path, "numbers", corpus_files, file), tmp_path)
+    module._comparison(["numbers"], recipe)
+    assert caplog.text.count("probably wrong") == 1
+
+
 def test_ready_translations_need_no_teacher_and_odd_pairs_are_dropped(
     corpus_files, tmp_path, caplog
 ):

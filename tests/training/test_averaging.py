@@ -148,6 +148,12 @@ def test_more_checkpoints_than_there_are_is_refused(trained_run, tmp_path, last)
     assert not (tmp_path / "m").exists()
 
 
+def test_a_folder_without_checkpoints_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no checkpoints: give the output_dir of a"):
+        average_run(AverageOptions(run=str(tmp_path), output=str(tmp_path / "m")))
+    assert not (tmp_path / "m").exists()
+
+
 def test_a_measure_without_a_number_of_best_checkpoints_is_refused(trained_run, tmp_path):
     options = AverageOptions(run=str(trained_run), output=str(tmp_path / "m"), best_by="nll")
     with pytest.raises(ValueError, match="best_by='nll' needs best"):

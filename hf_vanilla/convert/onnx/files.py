@@ -61,7 +61,7 @@ def write_graph(
 
     weights = sum(weight.nbytes for weight in graph.state_dict().values())
     logger.info("making %s", path.name)
-    with _quiet():
+    with quiet():
         program: Any = torch.onnx.export(
             graph.eval(),
             examples,
@@ -133,8 +133,8 @@ def _weight(node: Any) -> np.ndarray | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warnings of exporters about their own parts."""
+def quiet() -> Iterator[None]:
+    """Without warnings, such as those of exporters about their own parts."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
