@@ -77,14 +77,14 @@ def is_special(token: str) -> bool:
 def word_starts(tokens: Sequence[str]) -> list[int]:
     """Index of the first token of each word among readable tokens.
 
-    A word begins after a space; `</s>`, `<start>` and other tokens in angle brackets are words of
-    their own.
+    A word begins at a space, or after a token that ends with one; `</s>`, `<start>` and other
+    tokens in angle brackets are words of their own.
     """
     return [
         index
         for index, token in enumerate(tokens)
         if index == 0 or token[:1] in (SPACE, LINE_END) or is_special(token)
-        or is_special(tokens[index - 1])
+        or is_special(tokens[index - 1]) or tokens[index - 1][1:].endswith(SPACE)
     ]  # fmt: skip
 
 
@@ -257,8 +257,8 @@ def readable_tokens(
             text = bytes(alphabet[c] for c in token).decode("utf-8", "surrogateescape")
             # bytes of an incomplete character
             text = text.translate({0xDC00 + byte: f"⟨{byte:02X}⟩" for byte in range(0x80, 0x100)})
-        if word_end:  # mark a token inside a word as fairseq's dictionaries do
-            text = text.removesuffix(word_end) if text.endswith(word_end) else f"{text}@@"
+        if word_end and text.endswith(word_end):
+            text = f"{text.removesuffix(word_end)} "
         text = text.replace(" ", SPACE).replace("\n", LINE_END)
         texts.append("".join(c if c.isprintable() else f"⟨U+{ord(c):04X}⟩" for c in text))
     return texts

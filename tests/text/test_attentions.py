@@ -30,6 +30,7 @@ def computed(trained):
         (["seven", "␣forty", "-", "two", "</s>"], [0, 1, 4]),
         (["zwei", "und", "vierzig", "</s>"], [0, 3]),
         (["<start>", "a", "b"], [0, 1]),
+        (["T", "wo␣", "men␣", "␣", "?", "</s>"], [0, 2, 3, 5]),
         (["a", "↵", "b", "", "<>"], [0, 1]),
         ([], []),
     ],
@@ -241,7 +242,7 @@ def test_a_fairseq_tokenizer_uses_the_dictionary_of_each_side(tmp_path):
     batch = tokenizer("the lake", text_target="the lake")
     assert batch.input_ids == [4, 5, 6, 7, 8, 2]
     assert batch.labels == [8, 7, 6, 5, 4, 2]
-    expected = [*words, "</s>"]
+    expected = ["the␣", "l", "a", "k", "e␣", "</s>"]  # a space where a word ends
     assert readable_tokens(tokenizer, batch.input_ids, is_source=True) == expected
     assert readable_tokens(tokenizer, batch.labels) == expected
 
