@@ -49,7 +49,7 @@ CTRANSLATE2_CHANGES = (ONNX_DECODING - {"early_stopping", "length_penalty_form"}
 # fields of a generation config that CTranslate2 supports, or that do not concern the search
 CTRANSLATE2_DECODING = CTRANSLATE2_CHANGES | {
     "_from_model_config", "bos_token_id", "decoder_start_token_id", "early_stopping",
-    "eos_token_id", "length_penalty_form", "pad_token_id", "transformers_version",
+    "eos_token_id", "length_penalty_form", "pad_token_id", "transformers_version", "use_cache",
 }  # fmt: skip
 
 

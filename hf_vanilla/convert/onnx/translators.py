@@ -42,7 +42,7 @@ LOWEST = -1e9  # added to the score of a slot that may not be attended to
 PLAIN = "plain"
 # fields of a generation config that translate.py reads, or that do not concern its search
 DECODING = CTRANSLATE2_DECODING - {"min_length", "min_new_tokens", "no_repeat_ngram_size"}
-DECODING |= {"forced_eos_token_id", "use_cache"}
+DECODING |= {"forced_eos_token_id"}
 
 
 def export_translator(name: str, folder: Path, dtype: str) -> None:
