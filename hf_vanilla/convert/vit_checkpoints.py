@@ -152,7 +152,7 @@ def _timm_config(
     """Every size, from shapes where possible."""
     needed = ("patch_embed.proj.weight", "pos_embed", "blocks.0.mlp.fc1.weight", "head.weight")
     if missing := [name for name in needed if name not in weights]:
-        raise ValueError(f"{origin} is no vit_* of timm: missing {', '.join(missing)}")
+        raise ValueError(f"{origin} is no vit_* of timm with classes: missing {', '.join(missing)}")
     patches, positions, fed, head = (weights[name] for name in needed)
     width, channels, *patch = patches.shape
     pretrained = settings.get("pretrained_cfg") or {}

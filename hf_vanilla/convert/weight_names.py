@@ -92,8 +92,8 @@ def load_renamed(
         reasons: patterns of names, and why our models have no such weight.
 
     Raises:
-        ValueError: weights are left over, missing, or of a wrong shape or dtype; the message names
-            all of them.
+        ValueError: weights are left over, missing, of a wrong shape or dtype, or have NaN; the
+            message names all of them.
     """
     tied = model.all_tied_weights_keys
     apart = {*tied, *(model._keys_to_ignore_on_save or ())}
@@ -250,7 +250,9 @@ def _mismatch(weight: Tensor, expected: Tensor) -> str | None:
         return f"dtype {weight.dtype}, expected floating point"
     if torch.promote_types(weight.dtype, expected.dtype) != expected.dtype:
         return f"dtype {weight.dtype} does not convert to {expected.dtype} without loss"
-    return None
+    return (
+        "it has NaN: the file is damaged, or its training failed" if weight.isnan().any() else None
+    )
 
 
 # --- comparisons ---------------------------------------------------------------------------------

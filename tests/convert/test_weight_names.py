@@ -137,6 +137,7 @@ def test_one_message_names_all_left_over_missing_and_wrong_weights(tiny_model, o
         "model.encoder.layers.1.fc1.bias": torch.ones(30),
         "model.encoder.layers.1.fc2.bias": torch.ones(12, dtype=torch.int64),
         "model.decoder.layers.0.fc2.bias": torch.ones(12, dtype=torch.float64),
+        "model.decoder.layers.1.fc2.bias": torch.full((12,), torch.nan),
     }
     before = {name: weight.clone() for name, weight in tiny_model.state_dict().items()}
     renamed = rename_to_ours(weights, own_names)
@@ -152,6 +153,7 @@ def test_one_message_names_all_left_over_missing_and_wrong_weights(tiny_model, o
     assert (
         "fc2.bias (dtype torch.float64 does not convert to torch.float32 without loss)" in message
     )
+    assert "layers.1.fc2.bias (it has NaN: the file is damaged, or its training failed)" in message
     exact(tiny_model.state_dict(), before)
 
 
