@@ -225,7 +225,7 @@ OPENNMT = f"an OpenNMT-py checkpoint; {PRE_NORM}"
 JOEYNMT = "a JoeyNMT checkpoint; its layers are pre-norm by default, and there is no converter"
 ANNOTATED = f"a checkpoint of the Annotated Transformer; {PRE_NORM}"
 TENSOR2TENSOR = f"a tensor2tensor or other TensorFlow checkpoint; {PRE_NORM}"
-NPZ = "an archive of numpy: give Marian's folder to --format marian, a ViT's file to vit-google"
+NPZ = "of Marian or a ViT of Google: --format marian takes the folder, vit-google the .npz file"
 FSMT = "an FSMT model of transformers: use --format fsmt"
 
 # beginnings of the names of pickled classes

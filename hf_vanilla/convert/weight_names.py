@@ -250,9 +250,9 @@ def _mismatch(weight: Tensor, expected: Tensor) -> str | None:
         return f"dtype {weight.dtype}, expected floating point"
     if torch.promote_types(weight.dtype, expected.dtype) != expected.dtype:
         return f"dtype {weight.dtype} does not convert to {expected.dtype} without loss"
-    return (
-        "it has NaN: the file is damaged, or its training failed" if weight.isnan().any() else None
-    )
+    if weight.isnan().any():
+        return "it has NaN: the file is damaged, or its training failed"
+    return None
 
 
 # --- comparisons ---------------------------------------------------------------------------------

@@ -417,7 +417,7 @@ def test_a_pickled_class_of_another_toolkit_is_named_and_never_trusted(tmp_path,
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("model.npz", "", "a checkpoint of Marian itself"),
+        ("model.npz", "", "of Marian or a ViT of Google: --format marian takes the folder"),
         ("model.ckpt-250000.index", "", "a tensor2tensor or other TensorFlow checkpoint"),
         ("config.json", '{"model_type": "fsmt"}', "an FSMT model of transformers"),
     ],

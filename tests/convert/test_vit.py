@@ -260,7 +260,7 @@ def test_an_archive_of_python_objects_is_never_run(tmp_path):
         read_arrays(tmp_path / "objects.npz")
     with pytest.raises(FileNotFoundError, match=r"a folder; give the \.npz file in it"):
         read_arrays(tmp_path)
-    with pytest.raises(ValueError, match=r"archive of numpy: .* a ViT's file to vit-google"):
+    with pytest.raises(ValueError, match=r"a ViT of Google: .* vit-google the .npz file"):
         run(
             *("--format", "timm", "--input", tmp_path / "objects.npz", "--output", tmp_path / "o"),
         )
