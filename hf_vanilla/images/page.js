@@ -108,12 +108,14 @@ pad.addEventListener("pointermove", (event) => {
 pad.addEventListener("pointerup", () => {
   if (!last) return;
   last = null;
+  part("file").value = ""; // its name would be that of another picture
   ask(pad.toDataURL("image/png"), true);
 });
 pad.addEventListener("pointercancel", () => (last = null));
 
 part("clear").addEventListener("click", () => {
   clear();
+  part("file").value = "";
   cancel("look"); // an answer to the old drawing is not shown
   part("problem").textContent = "";
   part("results").hidden = true;

@@ -178,6 +178,7 @@ def test_the_page_works_by_keyboard(visit, classifier, files):
         expected = look(classifier, sent(picture()), is_drawn=False)
         choose_by_key(tab, files / "picture.png")
         tab.locator(".labels li").nth(4).wait_for()
+        assert tab.locator("input.file").input_value().endswith("picture.png")
         assert violations(tab, ".images") == []
         tab.get_by_role("radio", name="1", exact=True).focus()
         for key, weights in (
@@ -190,6 +191,7 @@ def test_the_page_works_by_keyboard(visit, classifier, files):
         tab.locator("button.clear").focus()
         tab.keyboard.press("Enter")
         tab.locator(".labels").wait_for(state="hidden")
+        assert tab.locator("input.file").input_value() == ""
 
 
 @pytest.mark.release
