@@ -14,6 +14,7 @@ import torch
 from conftest import SENTENCES
 from lively import SIZES, lively_model
 from onnx_folders import BLOCKED, runner_of
+from tokenizers import AddedToken
 from transformers import MarianTokenizer
 
 from hf_vanilla import VanillaConfig, VanillaForSequenceClassification, train_tokenizer, translate
@@ -297,13 +298,18 @@ def test_a_model_of_opus_translates_with_the_ids_of_marian_tokenizer(tmp_path):
         )
 
 
-def test_language_codes_and_missing_pieces_of_a_marian_tokenizer(tmp_path):
+def test_codes_and_added_tokens_and_missing_pieces_of_a_marian_tokenizer(tmp_path):
     opus.write_tokenizer(tmp_path)
     vocabulary = json.loads((tmp_path / "vocab.json").read_text(encoding="utf-8"))
     vocabulary[">>fra<<"] = vocabulary.pop("▁boat")
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
     slow = MarianTokenizer.from_pretrained(tmp_path)
+    slow.add_tokens(["<b>", AddedToken("<s1>", special=True)])
     fast = with_tokenizer_json(slow)
+    assert fast.get_vocab() == slow.get_vocab()
+    assert fast("<b>the<s1> lake").input_ids == slow("<b>the<s1> lake").input_ids
+    ids = slow("<b>the<s1> lake").input_ids
+    assert fast.decode(ids, skip_special_tokens=True) == slow.decode(ids, skip_special_tokens=True)
     assert fast(">>fra<< the lake").input_ids == slow(">>fra<< the lake").input_ids
     text = "the boat"
     assert slow.unk_token_id in slow(text).input_ids
@@ -311,6 +317,9 @@ def test_language_codes_and_missing_pieces_of_a_marian_tokenizer(tmp_path):
     assert fast.decode(fast(text).input_ids, skip_special_tokens=True) == text
     space = slow.convert_tokens_to_ids("▁")
     assert [fast.decode([space] * count) for count in range(3)] == ["", "", ""]
+    slow.encoder["later"] = 99
+    with pytest.raises(ValueError, match=r"vocab\.json must have the ids .* 'later' has the id 99"):
+        with_tokenizer_json(slow)
 
 
 def test_what_the_export_cannot_express_is_named_in_one_line(model, tokenizer, tmp_path):

@@ -27,7 +27,7 @@ from transformers import (
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 import hf_vanilla.text
-from hf_vanilla.convert.checkpoint_files import load_encoder_decoder
+from hf_vanilla.convert.checkpoint_files import load_encoder_decoder, pieces_by_id
 from hf_vanilla.convert.fairseq_tokenizer import sentencepiece_backend
 from hf_vanilla.convert.weight_names import refuse
 from hf_vanilla.models.attention_vanilla import split_heads
@@ -100,18 +100,23 @@ def with_tokenizer_json(tokenizer: Any) -> TokenizersBackend:
 
     Raises:
         ImportError: sentencepiece or protobuf is missing.
-        ValueError: its SentencePiece model cannot be converted exactly.
+        ValueError: its SentencePiece model cannot be converted exactly, or ids are left out.
     """
-    pieces = sorted(tokenizer.encoder, key=tokenizer.encoder.get)
-    backend = sentencepiece_backend(tokenizer.spm_files[0], (pieces, pieces), has_others=False)
+    path, ids = Path(tokenizer.spm_files[0]), tokenizer.encoder
+    pieces = pieces_by_id(path.with_name("vocab.json"), ids, len(ids))
+    backend = sentencepiece_backend(path, (pieces, pieces), has_others=False)
     end = tokenizer.eos_token
     backend.post_processor = TemplateProcessing(
         single=f"$A {end}", special_tokens=[(end, tokenizer.eos_token_id)]
     )
     strip = decoders.Replace(Regex("^ +| +$"), "")
     backend.decoder = decoders.Sequence([backend.decoder, strip])
-    codes = tokenizer.supported_language_codes
+    codes, added = tokenizer.supported_language_codes, tokenizer.added_tokens_decoder
     backend.add_tokens([AddedToken(code, normalized=False) for code in codes])
+    for _, token in sorted(added.items()):
+        if token.content not in ids:
+            one = AddedToken(token.content, normalized=False, special=token.special)
+            backend.add_tokens([one])
     return TokenizersBackend(
         tokenizer_object=backend,
         eos_token=end,
