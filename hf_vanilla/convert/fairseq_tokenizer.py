@@ -1,14 +1,29 @@
-"""A tokenizer with the token ids of fairseq dictionaries, from BPE codes or SentencePiece."""
+"""Tokenizers of other toolkits with a `tokenizer.json`, from BPE codes or SentencePiece.
+
+They have the token ids of fairseq dictionaries, or those of a MarianTokenizer.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+from transformers import TokenizersBackend
 
 from hf_vanilla.data.lines import read_lines
 from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer
 from hf_vanilla.options import needs
+
+from .checkpoint_files import pieces_by_id
 
 # ids 0 to 3 of every dictionary, not listed in its file
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -203,6 +218,47 @@ def _tokenizer(
         source_vocab_size=len(source),
         target_pieces=None if target == source else target,
         **settings,
+    )
+
+
+def with_tokenizer_json(tokenizer: Any) -> TokenizersBackend:
+    """The MarianTokenizer of OPUS-MT as one that `tokenizer.json` describes, with the same ids.
+
+    Three cases differ:
+
+    - a language code such as `>>fra<<` inside a text: text for MarianTokenizer, a code here;
+    - a run of characters that only pieces of the target have: one unknown token there, pieces here;
+    - a piece that the vocabulary lacks: unknown there, split further here.
+
+    Args:
+        tokenizer: one vocabulary for source and target.
+
+    Raises:
+        ImportError: sentencepiece or protobuf is missing.
+        ValueError: its SentencePiece model cannot be converted exactly, or ids are left out.
+    """
+    path, ids = Path(tokenizer.spm_files[0]), tokenizer.encoder
+    pieces = pieces_by_id(path.with_name("vocab.json"), ids, len(ids))
+    backend = sentencepiece_backend(path, (pieces, pieces), has_others=False)
+    end = tokenizer.eos_token
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    strip = decoders.Replace(Regex("^ +| +$"), "")
+    backend.decoder = decoders.Sequence([backend.decoder, strip])
+    codes, added = tokenizer.supported_language_codes, tokenizer.added_tokens_decoder
+    backend.add_tokens([AddedToken(code, normalized=False) for code in codes])
+    for _, token in sorted(added.items()):
+        if token.content not in ids:
+            one = AddedToken(token.content, normalized=False, special=token.special)
+            backend.add_tokens([one])
+    return TokenizersBackend(
+        tokenizer_object=backend,
+        eos_token=end,
+        pad_token=tokenizer.pad_token,
+        unk_token=tokenizer.unk_token,
+        model_max_length=tokenizer.model_max_length,
+        clean_up_tokenization_spaces=False,
     )
 
 

@@ -19,10 +19,11 @@ from transformers import MarianTokenizer
 
 from hf_vanilla import VanillaConfig, VanillaForSequenceClassification, train_tokenizer, translate
 from hf_vanilla.convert.export import ExportOptions, export
+from hf_vanilla.convert.fairseq_tokenizer import with_tokenizer_json
 from hf_vanilla.convert.marian import MarianOptions, convert_marian
 from hf_vanilla.convert.onnx import files
 from hf_vanilla.convert.onnx import transformers_js as js
-from hf_vanilla.convert.onnx.translators import RUNNER, load_for_export, with_tokenizer_json
+from hf_vanilla.convert.onnx.translators import RUNNER, load_for_export
 from hf_vanilla.text.engines import OnnxEngine, TorchEngine
 from hf_vanilla.text.n_best import n_best_of_rows
 from hf_vanilla.text.translator import Translator

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Regex, decoders
-from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -27,8 +25,8 @@ from transformers import (
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 import hf_vanilla.text
-from hf_vanilla.convert.checkpoint_files import load_encoder_decoder, pieces_by_id
-from hf_vanilla.convert.fairseq_tokenizer import sentencepiece_backend
+from hf_vanilla.convert.checkpoint_files import load_encoder_decoder
+from hf_vanilla.convert.fairseq_tokenizer import with_tokenizer_json
 from hf_vanilla.convert.weight_names import refuse
 from hf_vanilla.models.attention_vanilla import split_heads
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
@@ -86,45 +84,6 @@ def load_for_export(name: str) -> tuple[VanillaForConditionalGeneration, PreTrai
     model = model.float().eval()
     model.set_attn_implementation(PLAIN)
     return model, tokenizer
-
-
-def with_tokenizer_json(tokenizer: Any) -> TokenizersBackend:
-    """The MarianTokenizer of OPUS-MT as one that `tokenizer.json` describes, with the same ids.
-
-    MarianTokenizer reads a language code such as `>>fra<<` only at the start of a text, has one
-    unknown token for a run of characters that its source pieces lack, where this one has those of
-    the targets, and for a piece that the vocabulary lacks, which this one splits.
-
-    Args:
-        tokenizer: one vocabulary for source and target.
-
-    Raises:
-        ImportError: sentencepiece or protobuf is missing.
-        ValueError: its SentencePiece model cannot be converted exactly, or ids are left out.
-    """
-    path, ids = Path(tokenizer.spm_files[0]), tokenizer.encoder
-    pieces = pieces_by_id(path.with_name("vocab.json"), ids, len(ids))
-    backend = sentencepiece_backend(path, (pieces, pieces), has_others=False)
-    end = tokenizer.eos_token
-    backend.post_processor = TemplateProcessing(
-        single=f"$A {end}", special_tokens=[(end, tokenizer.eos_token_id)]
-    )
-    strip = decoders.Replace(Regex("^ +| +$"), "")
-    backend.decoder = decoders.Sequence([backend.decoder, strip])
-    codes, added = tokenizer.supported_language_codes, tokenizer.added_tokens_decoder
-    backend.add_tokens([AddedToken(code, normalized=False) for code in codes])
-    for _, token in sorted(added.items()):
-        if token.content not in ids:
-            one = AddedToken(token.content, normalized=False, special=token.special)
-            backend.add_tokens([one])
-    return TokenizersBackend(
-        tokenizer_object=backend,
-        eos_token=end,
-        pad_token=tokenizer.pad_token,
-        unk_token=tokenizer.unk_token,
-        model_max_length=tokenizer.model_max_length,
-        clean_up_tokenization_spaces=False,
-    )
 
 
 def _faults(
