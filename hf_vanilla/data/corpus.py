@@ -21,6 +21,21 @@ BUILT_IN_CORPUS = "numbers"
 # the built-in corpus has all numbers below DENSE, and SPARSE larger ones
 DENSE, SPARSE, LARGEST = 10_000, 40_000, 999_999
 EVALUATION_PAIRS = 1_000  # of validation and of test
+# numbers below 20, and tens from 20
+ENGLISH = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+ENGLISH_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+GERMAN = (
+    "null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn",
+    "elf", "zwölf", "dreizehn", "vierzehn", "fünfzehn", "sechzehn", "siebzehn", "achtzehn",
+    "neunzehn",
+)  # fmt: skip
+GERMAN_TENS = (
+    *("zwanzig", "dreißig", "vierzig", "fünfzig"),
+    *("sechzig", "siebzig", "achtzig", "neunzig"),
+)
 
 
 def pairs_from_files(
@@ -189,11 +204,35 @@ def _check_columns(names: Collection[str], columns: tuple[str, str]) -> None:
 
 
 def number_words(number: int) -> dict[str, str]:
-    """A number in English and in German words: "forty-two", "zweiundvierzig"."""
-    from num2words import num2words  # here, because its import takes long
+    """A number below a million in English and in German words: "forty-two", "zweiundvierzig"."""
+    return {"source": _english(number), "target": _german(number)}
 
-    english = num2words(number, lang="en").replace(" and ", " ").replace(",", "")
-    return {"source": english, "target": num2words(number, lang="de")}
+
+def _english(number: int) -> str:
+    if number < 20:
+        return ENGLISH[number]
+    if number < 100:
+        tens, ones = divmod(number, 10)
+        return ENGLISH_TENS[tens - 2] + (f"-{ENGLISH[ones]}" if ones else "")
+    unit, word = (1000, "thousand") if number >= 1000 else (100, "hundred")
+    count, rest = divmod(number, unit)
+    return f"{_english(count)} {word}" + (f" {_english(rest)}" if rest else "")
+
+
+def _german(number: int) -> str:
+    if number < 20:
+        return GERMAN[number]
+    if number < 100:
+        tens, ones = divmod(number, 10)
+        return (f"{_german_count(ones)}und" if ones else "") + GERMAN_TENS[tens - 2]
+    unit, word = (1000, "tausend") if number >= 1000 else (100, "hundert")
+    count, rest = divmod(number, unit)
+    return f"{_german_count(count)}{word}" + (_german(rest) if rest else "")
+
+
+def _german_count(number: int) -> str:
+    """Of hundreds, of thousands, or of ones before tens."""
+    return "ein" if number == 1 else _german(number)
 
 
 def built_in_numbers(seed: int = 0) -> dict[str, list[int]]:

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from num2words import num2words
 
 from hf_vanilla.commands import run
+from hf_vanilla.data.corpus import number_words
 
 BROKEN = (
     b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\n{{{{{",
@@ -294,7 +294,7 @@ async def measure(options: ServeBenchmarkOptions) -> None:
     """Print a table of what a service does."""
     if options.file is None:
         numbers = random.Random(0).sample(range(1000, 1_000_000), options.sentences)
-        sentences = [num2words(number).replace(",", "") for number in numbers]
+        sentences = [number_words(number)["source"] for number in numbers]
     else:
         lines = Path(options.file).read_text(encoding="utf-8").splitlines()
         sentences = list(dict.fromkeys(line for line in lines if line.strip()))
