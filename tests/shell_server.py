@@ -140,6 +140,8 @@ def read_settings_of_the_hub():
 
     constants = importlib.reload(huggingface_hub.constants)
     huggingface_hub.hf_api.api.endpoint = constants.ENDPOINT
+    if "datasets" in sys.modules:
+        sys.modules["datasets"].config.HF_ENDPOINT = constants.ENDPOINT
     modules = os.environ.get("HF_MODULES_CACHE", os.path.join(constants.HF_HOME, "modules"))
     hub.HF_MODULES_CACHE = modules
     dynamic_module_utils.HF_MODULES_CACHE = modules
