@@ -328,8 +328,7 @@ def test_the_service_answers_as_the_container_starts_it_and_the_app():
 
 
 def test_help_is_a_process_of_its_own():
-    for arguments, usage in (([], "COMMAND"), (["demo"], "demo")):
-        command = [sys.executable, "-m", "hf_vanilla", *arguments, "--help"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith(f"usage: hf-vanilla {usage} ")
+    command = [sys.executable, "-m", "hf_vanilla", "demo", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: hf-vanilla demo ")

@@ -119,7 +119,8 @@ TYINGS = {
 def test_logits_and_tokens_are_those_of_marian_mt_model(tmp_path, tying):
     settings, changes = TYINGS[tying]
     theirs, their_tokenizer = written(tmp_path / "theirs", settings, **changes)
-    ours, tokenizer = converted(tmp_path / "theirs", frequencies="transformers", check=True)
+    options = {"frequencies": "transformers", "check": tying == "all"}
+    ours, tokenizer = converted(tmp_path / "theirs", **options)
     texts = list(opus.SOURCES)
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     theirs_batch = their_tokenizer(texts, return_tensors="pt", padding=True)

@@ -52,9 +52,9 @@ KINDS = [
 
 
 @GREEDY_AND_BEAM
-def test_decoding_with_cache_equals_decoding_without_for_a_hundred_batches(num_beams):
+def test_decoding_with_cache_equals_decoding_without_for_many_batches(num_beams):
     outputs = set()
-    for number in range(100):
+    for number in range(30):
         model = model_with(**KINDS[number % 3])
         lengths = torch.randint(1, 8, (1 + number % 4,)).tolist()
         batch = sources(*lengths, side="left" if number % 5 == 0 else "right")
@@ -63,7 +63,7 @@ def test_decoding_with_cache_equals_decoding_without_for_a_hundred_batches(num_b
         plain = model.generate(**batch, use_cache=False, **limits)
         assert torch.equal(cached, plain)
         outputs.update(tuple(row) for row in cached.tolist())
-    assert len(outputs) > 50  # the sentences did not all come out alike
+    assert len(outputs) > 15  # the sentences did not all come out alike
 
 
 @pytest.mark.parametrize("use_cache", [True, False])

@@ -189,7 +189,7 @@ def test_with_the_same_weights_each_option_computes_something_else(name, value):
     assert (losses[0] - losses[1]).abs() > 1e-7  # a hundred times what rounding explains
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     fields=st.fixed_dictionaries({name: st.sampled_from(CHOICES[name]) for name in CHOICES}),
     lengths=st.lists(st.tuples(st.integers(1, S), st.integers(1, T)), min_size=1, max_size=3),

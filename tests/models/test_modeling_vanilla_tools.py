@@ -99,7 +99,7 @@ def test_an_implementation_that_is_not_installed_is_refused_and_changes_nothing(
 # --- torch.compile and torch.export --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("has_mask", [True, False])
+@pytest.mark.parametrize("has_mask", [True, pytest.param(False, marks=pytest.mark.release)])
 def test_the_forward_pass_compiles_to_one_graph(model, has_mask):
     batch = padded_batch()
     if not has_mask:

@@ -395,7 +395,7 @@ def test_a_batch_of_nothing_but_padding_has_a_result(model, ways, num_beams):
     assert ((fast >= 0) & (fast < V)).all()
 
 
-@pytest.mark.parametrize("words", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("words", [1_000, pytest.param(10_000, marks=pytest.mark.release)])
 @GREEDY_AND_BEAM
 def test_a_very_long_source_leaves_its_short_neighbour_alone(num_beams, words):
     model = lively_model(d_model=6, encoder_attention_heads=1, decoder_attention_heads=1)

@@ -256,14 +256,14 @@ def without_items(text):
     return "".join(ITEM.sub("", text).split())
 
 
-def test_of_2000_lines_nothing_is_lost_doubled_or_torn():
+def test_of_700_lines_nothing_is_lost_doubled_or_torn():
     chance = random.Random(3)
-    words = [number_words(chance.randrange(1000))["source"].split() for _ in range(2000)]
+    words = [number_words(chance.randrange(1000))["source"].split() for _ in range(700)]
     lines = [marked(of_one, chance) for of_one in words]
     translator = Translator(demo_model(), num_beams=1)
     plain = list(translator.translate(map(" ".join, words)))
     found = list(TextTranslator(translator, keep_markup=True).translate(lines))
-    assert sum(bool(ITEM.search(line)) for line in lines) > 1000
+    assert sum(bool(ITEM.search(line)) for line in lines) > 350
     for line, text, translation in zip(lines, found, plain, strict=True):
         assert Counter(ITEM.findall(text)) == Counter(ITEM.findall(line))
         assert is_nested(text)

@@ -122,7 +122,7 @@ def test_facts_of_the_service(ask):
 
 
 def test_many_clients_get_what_each_sentence_gets_alone(address, ask):
-    sentences = [num2words(137 * number + 11).replace(",", "") for number in range(192)]
+    sentences = [num2words(137 * number + 11).replace(",", "") for number in range(96)]
     with ThreadPoolExecutor(32) as clients:
         found = list(clients.map(lambda q: ask("translate", {"q": q, **PAIR}), sentences))
     model, tokenizer = load_translator(demo_model())

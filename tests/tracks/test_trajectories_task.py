@@ -46,6 +46,7 @@ SHARED = {
     "use_cpu": True,
     "trackers": [],
 }
+RARELY = {"eval_steps": 6, "save_steps": 60}
 
 
 @pytest.fixture
@@ -80,9 +81,7 @@ def recipe(folder, tracks, *, data=None, **shared):
     "form", ["modes", "one", "density", "quantized", "tf_paper", "tf_quantized_paper"]
 )
 def test_a_run_learns_and_leaves_a_folder_with_rate_and_scores(tracks, tmp_path, form):
-    folder = train(
-        recipe(tmp_path / "run", tracks, data={"form": form}, max_steps=60, save_steps=60)
-    )
+    folder = train(recipe(tmp_path / "run", tracks, data={"form": form}, max_steps=60, **RARELY))
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     key = "loss" if "quantized" in form else "min_ade"  # codes are near from the start
     scored = [line[key] for line in lines if key in line]
