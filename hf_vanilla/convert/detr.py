@@ -1,5 +1,6 @@
 """Convert published DETR models to ours and back: transformers' folders and the authors' files."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from .weight_names import (
     require_same_outputs,
     torch_layer_names,
 )
+
+logger = logging.getLogger(__name__)
 
 IMAGE_SIZE = (96, 128)  # of the random image that both models are compared on
 DEPTHS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3]}
@@ -77,13 +80,12 @@ def convert_detr(options: DetrOptions) -> Path:
     with whole_folder(options.output) as folder:
         is_file = Path(options.input).is_file()
         source = Path(options.input) if is_file else local_folder(options.input)
-        weights = read_weights(source)
+        weights, processor = read_weights(source), DetrImageProcessorPil()
         if is_file:
             try:
                 config = config_of_weights(weights, heads=options.heads, dilation=options.dilation)
             except KeyError as error:  # such as a file whose class head was removed
                 raise ValueError(f"{source} has no {error}: give a whole checkpoint") from None
-            processor = DetrImageProcessorPil()
         else:
             if options.heads != AUTHORS_HEADS or options.dilation:
                 raise ValueError(
@@ -91,7 +93,10 @@ def convert_detr(options: DetrOptions) -> Path:
                     f"leave them out, {options.input} has its own in config.json"
                 )
             config = config_of_folder(source)
-            processor = load_saved(DetrImageProcessorPil, source)
+            try:
+                processor = load_saved(DetrImageProcessorPil, source)
+            except OSError:
+                logger.warning("%s has no image processor: that of DETR's authors is saved", source)
         ours = from_detr(weights, config, origin=options.input, without_masks=options.without_masks)
         if not is_file and load_saved(DetrConfig, source).backbone_config.model_type == "resnet":
             theirs, report = load_with_report(DetrForObjectDetection, source, dtype=torch.float32)

@@ -33,6 +33,7 @@ STATE_FILE = "training_state.json"
 STATE_SECTIONS = {"facts": dict, "scores": dict, "optimizer": list}
 WEIGHTS_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+LAST_CHECKPOINTS = 5  # which `average` takes
 OLD_OPTIMIZER_FILE = "optimizer.bin"  # by accelerate, in checkpoints of earlier versions
 
 
@@ -336,8 +337,8 @@ class AverageOptions(Options):
 
     run: str = option(text="folder of a training run, finished or not")
     output: str = option(text="folder for the model")
-    last: int = option(5, "how many of the newest checkpoints")
-    best: int = option(0, "how many of the best instead; 0: the newest", at_least=0)
+    last: int | None = option(None, "how many of the newest checkpoints; default: 5", at_least=1)
+    best: int | None = option(None, "how many of the best instead", at_least=1)
     best_by: str | None = option(
         None, "measure that compares checkpoints, such as nll or bleu; default: the task's first"
     )
@@ -375,13 +376,15 @@ def average_run(options: AverageOptions) -> Path:
 def _chosen_checkpoints(options: AverageOptions) -> list[Path]:
     run = Path(options.run)
     folders = all_checkpoints(run)
-    if not options.best:
+    if options.best is None:
         if options.best_by is not None:
             raise ValueError(f"best_by={options.best_by!r} needs best, the number of checkpoints")
-        most = len(folders)
-        if not 0 < options.last <= most:
-            raise ValueError(f"last={options.last}: {run} has {most} checkpoints; give 1 to {most}")
-        return folders[-options.last :]
+        last, most = options.last or LAST_CHECKPOINTS, len(folders)
+        if last > most:
+            raise ValueError(f"last={last}: {run} has {most} checkpoints; give 1 to {most}")
+        return folders[-last:]
+    if options.last is not None:
+        raise ValueError(f"last={options.last} and best={options.best}: give one of them")
     measures = validation_measures(task_of_model(str(run)))
     by = options.best_by or next(iter(measures))
     if by not in measures:

@@ -197,7 +197,7 @@ def read_sweep(path: Path) -> Sweep:
                     raise ValueError(f"{key}={shown(own[key])}: give {instead}")
             of_name = [SweepRun(str(name), s, folder / f"{name}-seed-{s}", own) for s in seeds]
             tasks.add(of_name[0].recipe().task)
-        except (ValueError, StrictDataclassError) as error:
+        except (ValueError, OSError, StrictDataclassError) as error:
             raise ValueError(f"{where}: {error}") from None
         runs += of_name
     if len(tasks) > 1:

@@ -291,6 +291,15 @@ def test_a_file_of_the_authors_without_its_class_head_is_refused_by_name(theirs,
         convert_detr(DetrOptions(**given))
 
 
+def test_a_folder_without_image_processor_gets_that_of_the_authors(theirs, tmp_path, caplog):
+    theirs.save_pretrained(tmp_path / "theirs")
+    told = {"input": str(tmp_path / "theirs"), "output": str(tmp_path / "ours")}
+    convert_detr(DetrOptions(**told))
+    saved = DetrImageProcessorPil.from_pretrained(tmp_path / "ours")
+    assert saved.size == DetrImageProcessorPil().size
+    assert "has no image processor: that of DETR's authors is saved" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("mark", "kin"),
     [("sampling_offsets.weight", "Deformable DETR"), ("ref_point_head.0.bias", "Conditional DETR")],

@@ -140,11 +140,15 @@ def test_the_mean_of_as_many_as_in_training_is_the_model_of_the_run(trained_run,
     assert all(torch.equal(mean[name], trained[name]) for name in trained)
 
 
-@pytest.mark.parametrize("last", [0, -1, 6])
-def test_more_checkpoints_than_there_are_is_refused(trained_run, tmp_path, last):
-    options = AverageOptions(run=str(trained_run), output=str(tmp_path / "m"), last=last)
-    with pytest.raises(ValueError, match=f"last={last}: .* has 5 checkpoints"):
-        average_run(options)
+def test_numbers_of_checkpoints_that_make_no_sense_are_refused(trained_run, tmp_path):
+    told = {"run": str(trained_run), "output": str(tmp_path / "m")}
+    with pytest.raises(ValueError, match=r"last=6: .* has 5 checkpoints"):
+        average_run(AverageOptions(**told, last=6))
+    with pytest.raises(ValueError, match="last=2 and best=3: give one of them"):
+        average_run(AverageOptions(**told, last=2, best=3))
+    for name in ("last", "best"):
+        with pytest.raises(ValueError, match=f"{name}=0"):
+            AverageOptions(**told, **{name: 0})
     assert not (tmp_path / "m").exists()
 
 

@@ -217,6 +217,7 @@ def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_pat
         ({"options": {"seed": 7}}, "runs.small: seed=7: give seeds"),
         ({"runs": {"a": {"output_dir": "b"}}}, "runs.a: output_dir='b': give output_dir of the"),
         ({"runs": {"a": {"recipe": [1]}}}, r"runs.a: recipe is \[1\]: give a text"),
+        ({"runs": {"a": {"recipe": "none"}}}, "runs.a: none: no such file, and no recipe of that"),
         ({"runs": {"a": {"model": {"dropout": 2}}}}, "(?s)runs.a: .*dropout=2: give a rate"),
         ({"runs": {"a": {"published": "abc"}}}, "runs.a: published='abc': give a number"),
         ({"runs": {"a": {"published": float("nan")}}}, "runs.a: published=nan: give a number"),
