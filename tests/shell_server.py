@@ -228,7 +228,8 @@ def imported(side):
         return ["torch", *auto, "transformers.modeling_utils", "transformers.pipelines"]
     commands = importlib.import_module("hf_vanilla.commands").COMMANDS.values()
     actions = [command.action.split(":")[0] for command in commands]
-    return ["matplotlib.pyplot", "sacrebleu", "transformers.trainer_seq2seq", *actions]
+    others = ["sacrebleu", "sacremoses", "scipy.io", "torch.utils.tensorboard"]
+    return ["matplotlib.pyplot", "transformers.trainer_seq2seq", *others, *actions]
 
 
 if __name__ == "__main__":

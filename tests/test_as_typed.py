@@ -327,6 +327,7 @@ def test_the_service_answers_as_the_container_starts_it_and_the_app():
         assert_answers([sys.executable, "-m", "hf_vanilla", *arguments])
 
 
+@pytest.mark.release
 def test_help_is_a_process_of_its_own():
     command = [sys.executable, "-m", "hf_vanilla", "demo", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -108,6 +108,7 @@ def test_fast_help_prints_the_text_of_the_parser(listed, monkeypatch):
         assert fast == slow.format_help(), (name, chosen)
 
 
+@pytest.mark.release
 def test_the_options_of_all_commands_are_listed_without_pillow(listed):
     code = (
         "import json, sys\n"

@@ -68,8 +68,10 @@ def trained_model(installed, tmp_path_factory):
     """A folder with a model in `run` from `hf-vanilla train`, and what the command printed."""
     folder = tmp_path_factory.mktemp("work")
     model = {**small_run.MODEL, "vocab_size": 300, "max_position_embeddings": 64}
+    files = small_run.write_corpus(folder)
     done = run(
-        *(installed / "hf-vanilla", "train", "--recipe", "numbers", "--output_dir", "run"),
+        *(installed / "hf-vanilla", "train", "--recipe", "multi30k_tiny", "--output_dir", "run"),
+        *(f"--{name}={path}" for name, path in files.items()),
         *("--max_steps", "2", "--tokens_per_step", "512", "--tokens_per_batch", "512"),
         *("--save_steps", "1", "--eval_sentences", "0", "--use_cpu", "True", "--trackers", "none"),
         *(f"--model.{name}={value}" for name, value in model.items()),

@@ -25,6 +25,8 @@ START = "<start>"
 CROSS, ENCODER, DECODER = "cross-attention", "encoder self-attention", "decoder self-attention"
 KINDS = (CROSS, ENCODER, DECODER)
 SPACE, LINE_END = "␣", "↵"
+# bytes of a split character, as "surrogateescape" decodes them
+INCOMPLETE = {0xDC00 + byte: f"⟨{byte:02X}⟩" for byte in range(0x80, 0x100)}
 
 
 @dataclass(frozen=True)
@@ -255,8 +257,7 @@ def readable_tokens(
         text = token if is_bytes else token.replace("▁", " ")
         if is_bytes and set(token) <= alphabet.keys():
             text = bytes(alphabet[c] for c in token).decode("utf-8", "surrogateescape")
-            # bytes of an incomplete character
-            text = text.translate({0xDC00 + byte: f"⟨{byte:02X}⟩" for byte in range(0x80, 0x100)})
+            text = text.translate(INCOMPLETE)
         if word_end and text.endswith(word_end):
             text = f"{text.removesuffix(word_end)} "
         text = text.replace(" ", SPACE).replace("\n", LINE_END)

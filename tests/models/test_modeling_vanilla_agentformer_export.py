@@ -40,6 +40,7 @@ AXES = {0: torch.export.Dim("batch", max=512), 1: torch.export.Dim("agents", max
 SHAPES = {"past_values": AXES, "past_observed_mask": AXES, "agent_mask": AXES}
 
 
+@pytest.mark.release
 @torch.no_grad()
 def test_an_exported_context_encoder_reads_any_number_of_scenes_and_agents():
     model = Context().eval()

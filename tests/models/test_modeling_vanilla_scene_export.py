@@ -56,15 +56,10 @@ def assert_same(found, expected, is_agent):
         assert_close(theirs[is_agent], ours[is_agent], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     "name",
-    [
-        "neighbors",
-        *(
-            pytest.param(name, marks=pytest.mark.release)
-            for name in ("hierarchical interleaved", "late latent", "proposals", "vectors", "gate")
-        ),
-    ],
+    ["neighbors", "hierarchical interleaved", "late latent", "proposals", "vectors", "gate"],
 )
 @torch.no_grad()
 def test_an_exported_program_reads_any_number_of_scenes_agents_lanes_and_points(name):

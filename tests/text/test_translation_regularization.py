@@ -181,14 +181,14 @@ def test_an_interrupted_run_ends_with_the_same_weights(
     assert any(not torch.equal(other[name], weight) for name, weight in expected.items())
 
 
-def test_with_everything_off_40_steps_are_those_of_a_plain_loop(corpus_files, tmp_path):
-    options = {"max_steps": 40, "save_steps": 40, "average_checkpoints": 1}
+def test_with_everything_off_20_steps_are_those_of_a_plain_loop(corpus_files, tmp_path):
+    options = {"max_steps": 20, "save_steps": 20, "average_checkpoints": 1}
     options |= {"tokens_per_step": 480, "tokens_per_batch": 120, "seed": 3}
     found = train(small_run.recipe(tmp_path / "run", corpus_files, **options))
     prepared = prepare_run(small_run.recipe(tmp_path / "plain", corpus_files, **options))
     model = prepared.model.train()
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
-    for step, parts in islice(training_steps(prepared, 0), 40):
+    for step, parts in islice(training_steps(prepared, 0), 20):
         assert len(parts) > 1
         optimizer.param_groups[0]["lr"] = 0.01 * min(step / 10, (10 / step) ** 0.5)
         tokens = sum((part.batch["labels"] >= 0).sum() for part in parts)
