@@ -4,6 +4,7 @@ import json
 import random
 import uuid
 from collections.abc import Collection
+from itertools import pairwise
 from pathlib import Path
 from stat import S_IROTH
 from typing import Any
@@ -205,34 +206,39 @@ def _check_columns(names: Collection[str], columns: tuple[str, str]) -> None:
 
 def number_words(number: int) -> dict[str, str]:
     """A number below a million in English and in German words: "forty-two", "zweiundvierzig"."""
-    return {"source": _english(number), "target": _german(number)}
+    english, german, _ = number_parts(number)
+    text = english[0]
+    for before, part in pairwise(english):
+        text += ("-" if before in ENGLISH_TENS and part in ENGLISH else " ") + part
+    return {"source": text, "target": "".join(german)}
 
 
-def _english(number: int) -> str:
+def number_parts(number: int) -> tuple[list[str], list[str], set[tuple[int, int]]]:
+    """The parts of a number below a million in English and in German, and their translations.
+
+    Returns:
+        English parts and German parts in their orders, and the pairs of part numbers that translate
+        each other; "und" has none.
+    """
     if number < 20:
-        return ENGLISH[number]
+        return [ENGLISH[number]], [GERMAN[number]], {(0, 0)}
     if number < 100:
         tens, ones = divmod(number, 10)
-        return ENGLISH_TENS[tens - 2] + (f"-{ENGLISH[ones]}" if ones else "")
-    unit, word = (1000, "thousand") if number >= 1000 else (100, "hundred")
+        ten, german_ten = ENGLISH_TENS[tens - 2], GERMAN_TENS[tens - 2]
+        if not ones:
+            return [ten], [german_ten], {(0, 0)}
+        german_one = "ein" if ones == 1 else GERMAN[ones]
+        return [ten, ENGLISH[ones]], [german_one, "und", german_ten], {(0, 2), (1, 0)}
+    unit, *words = (1000, "thousand", "tausend") if number >= 1000 else (100, "hundred", "hundert")
     count, rest = divmod(number, unit)
-    return f"{_english(count)} {word}" + (f" {_english(rest)}" if rest else "")
-
-
-def _german(number: int) -> str:
-    if number < 20:
-        return GERMAN[number]
-    if number < 100:
-        tens, ones = divmod(number, 10)
-        return (f"{_german_count(ones)}und" if ones else "") + GERMAN_TENS[tens - 2]
-    unit, word = (1000, "tausend") if number >= 1000 else (100, "hundert")
-    count, rest = divmod(number, unit)
-    return f"{_german_count(count)}{word}" + (_german(rest) if rest else "")
-
-
-def _german_count(number: int) -> str:
-    """Of hundreds, of thousands, or of ones before tens."""
-    return "ein" if number == 1 else _german(number)
+    english, german, links = number_parts(count) if count > 1 else (["one"], ["ein"], {(0, 0)})
+    links.add((len(english), len(german)))
+    english, german = [*english, words[0]], [*german, words[1]]
+    if rest:
+        more_english, more_german, more = number_parts(rest)
+        links |= {(i + len(english), j + len(german)) for i, j in more}
+        english, german = [*english, *more_english], [*german, *more_german]
+    return english, german, links
 
 
 def built_in_numbers(seed: int = 0) -> dict[str, list[int]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_vanilla.data.corpus import built_in_numbers, number_words
+from hf_vanilla.data.corpus import built_in_numbers, number_parts, number_words
 from hf_vanilla.data.lines import read_lines, read_pairs
 from hf_vanilla.models.packing_vanilla import pack
 from hf_vanilla.options import Options, option
@@ -253,7 +253,7 @@ def aligned_number(number: int) -> AlignedPair:
     "zwanzig". "und" has no translation; a link of it to either neighbor is possible.
     """
     texts = number_words(number)
-    english, german, sure = _parts(number)
+    english, german, sure = number_parts(number)
     possible = set(sure)
     for place, part in enumerate(german):
         if part == "und":
@@ -266,36 +266,6 @@ def aligned_number(number: int) -> AlignedPair:
         frozenset(sure),
         frozenset(possible),
     )
-
-
-def _parts(number: int) -> tuple[list[str], list[str], set[tuple[int, int]]]:
-    """Parts of both languages in their orders, and the pairs that translate each other."""
-    tens, ones = divmod(number, 10)
-    if number < 20 or (number < 100 and not ones):
-        words = number_words(number)
-        return [words["source"]], [words["target"]], {(0, 0)}
-    if number < 100:
-        first, second = (number_words(n) for n in (10 * tens, ones))
-        german = [_inside(second["target"]), "und", first["target"]]
-        return [first["source"], second["source"]], german, {(0, 2), (1, 0)}
-    unit, english_unit, german_unit = (
-        (1000, "thousand", "tausend") if number >= 1000 else (100, "hundred", "hundert")
-    )
-    count, rest = divmod(number, unit)
-    english, german, sure = _parts(count)
-    german[-1] = _inside(german[-1])
-    sure = {*sure, (len(english), len(german))}
-    english, german = [*english, english_unit], [*german, german_unit]
-    if rest:
-        more_english, more_german, more = _parts(rest)
-        sure |= {(i + len(english), j + len(german)) for i, j in more}
-        english, german = [*english, *more_english], [*german, *more_german]
-    return english, german, sure
-
-
-def _inside(german: str) -> str:
-    """A number word before another part of a word."""
-    return "ein" if german == "eins" else german
 
 
 def _spans(parts: list[str], text: str) -> tuple[tuple[int, int], ...]:

@@ -44,7 +44,7 @@ def test_the_parts_of_a_number_by_hand():
 
 
 def test_all_letters_of_a_number_lie_in_one_part():
-    for number in [0, 7, 20, 31, 100, 201, 1000, 1001, 80_080, 999_999]:
+    for number in [0, 7, 20, 31, 100, 201, 1000, 1001, 80_080, 101_000, 999_999]:
         pair = aligned_number(number)
         assert {"source": pair.source, "target": pair.target} == number_words(number)
         assert "".join(pair.target[a:b] for a, b in pair.target_spans) == pair.target
