@@ -231,7 +231,7 @@ def _gold_of_files(options: AlignOptions) -> list[AlignedPair]:
         for part in line.split():
             if (link := re.fullmatch(r"(\d+)([-?])(\d+)", part)) is None:
                 raise ValueError(
-                    f"{options.gold}, line {number}: {line!r:.60} is no alignment: give 0-0 for "
+                    f"{options.gold}, line {number}: {part!r:.60} is no alignment: give 0-0 for "
                     "sure and 1?2 for possible links"
                 )
             i, j = int(link[1]), int(link[3])
@@ -240,6 +240,8 @@ def _gold_of_files(options: AlignOptions) -> list[AlignedPair]:
             links[link[2]].add((i, j))
         gold = frozenset(links["-"]), frozenset(links["-"] | links["?"])
         pairs.append(AlignedPair(row["source"], row["target"], source, target, *gold))
+    if not any(pair.possible for pair in pairs):  # all heads would be equally wrong
+        raise ValueError(f"{options.gold} has no links: give 0-0 (sure) and 1?2 (possible)")
     return pairs
 
 

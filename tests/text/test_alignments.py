@@ -291,9 +291,16 @@ def test_the_best_head_is_chosen_and_used(trained_run, tmp_path, monkeypatch):
     )
     record = json.loads((tmp_path / "j").read_text().splitlines()[1])
     assert record == {"source": ["two"], "target": ["zwei"], "alignment": [[0, 0]]}
-    (tmp_path / "g").write_text("0-0 7-1\n0-0\n")
-    with pytest.raises(ValueError, match="line 1: there is no word 7-1"):
-        align_files(AlignOptions(model=str(folder), gold=str(tmp_path / "g"), **files))
+    refused = {
+        "0-0 7-1\n0-0\n": "line 1: there is no word 7-1",
+        "0-0\n0-0 0:1\n": "line 2: '0:1' is no alignment",
+        "\n\n": "g has no links",  # nothing is saved
+    }
+    for text, message in refused.items():
+        (tmp_path / "g").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            align_files(AlignOptions(model=str(folder), gold=str(tmp_path / "g"), **files))
+    assert saved_head(folder) == best
 
 
 @pytest.mark.parametrize(
