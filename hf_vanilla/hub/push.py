@@ -144,5 +144,7 @@ def _made(to: PushOptions, **kind: Any) -> Iterator[Any]:
         is_name = isinstance(error, HFValidationError)  # of a name that none can have
         if not (answers or is_name) or {401, 403} & {*answers}:
             hint = "; is there a network, and are you logged in (hf auth login)?"
-        reasons = ": ".join(map(str, chain))
+        texts = [str(each) for each in chain]
+        told = [text for i, text in enumerate(texts) if not any(text in t for t in texts[:i])]
+        reasons = ": ".join(told)
         raise OSError(f"cannot push to {to.repo_id}: {reasons}{hint}") from None

@@ -196,6 +196,7 @@ def test_when_no_hub_answers_the_script_says_so_in_one_line(script):
     told = script(PUBLIC, status=1, HF_ENDPOINT=NOBODY).stderr
     assert told.startswith("error: ")
     assert told.count("\n") == 1
+    assert told.count("refused") == 1  # the client and its cause say the same
 
 
 def test_a_push_is_one_commit_on_top_of_the_new_repository(hub, by_script):
