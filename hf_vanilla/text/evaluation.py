@@ -188,6 +188,10 @@ def evaluate_files(options: EvaluateOptions) -> Scores:
     check_bleu_tokenizer(options.tokenize)  # before the long translation
     pairs = list(read_pairs(options.translations or options.source, options.reference))
     texts, references = ([pair[side] for pair in pairs] for side in ("source", "target"))
+    if options.translations and texts and texts[0].startswith('{"'):
+        raise ValueError(
+            f"{options.translations} has JSON objects (--format jsonl): give one translation a line"
+        )
     if options.model:
         translator = options.open_texts()
         texts = list(translator.translate(texts, progress=True))
