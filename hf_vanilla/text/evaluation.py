@@ -188,9 +188,9 @@ def evaluate_files(options: EvaluateOptions) -> Scores:
     check_bleu_tokenizer(options.tokenize)  # before the long translation
     pairs = list(read_pairs(options.translations or options.source, options.reference))
     texts, references = ([pair[side] for pair in pairs] for side in ("source", "target"))
-    if options.translations and texts and texts[0].startswith('{"'):
+    if options.translations and texts and texts[0].startswith('{"line": '):
         raise ValueError(
-            f"{options.translations} has JSON objects (--format jsonl): give one translation a line"
+            f"{options.translations} has n-best lists (--format jsonl): give one translation a line"
         )
     if options.model:
         translator = options.open_texts()

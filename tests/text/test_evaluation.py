@@ -201,9 +201,9 @@ def test_evaluate_shows_the_scores_of_tags_where_references_have_some(tmp_path):
     assert "tags" not in told["plain"]
 
 
-def test_json_lines_are_not_scored_as_text(tmp_path):
+def test_n_best_lists_are_not_scored_as_text(tmp_path):
     (tmp_path / "nbest").write_text('{"line": 1, "hypotheses": []}\n')
     (tmp_path / "reference").write_text("Klicken Sie auf OK.\n")
     files = {"translations": str(tmp_path / "nbest"), "reference": str(tmp_path / "reference")}
-    with pytest.raises(ValueError, match="nbest has JSON objects"):
+    with pytest.raises(ValueError, match="nbest has n-best lists"):
         evaluate_files(EvaluateOptions(**files))
