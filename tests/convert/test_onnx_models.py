@@ -38,6 +38,7 @@ EXPORTED_FORMS = [
     "modes",
     "one",
     "density",
+    "second",
     *sorted(SCENE_FORMS.keys() - {"proposals", "proposals_paper"}),
 ]
 GRAPHS = {
@@ -261,6 +262,11 @@ def test_a_detector_gives_the_same_boxes(tmp_path):
 def test_a_forecaster_gives_the_same_futures(form, tmp_path):
     if form in SCENE_FORMS:
         model = scene_model("early full" if form == "fusion" else form).float()
+    elif form == "second":
+        sizes = {"observed_steps": 5, "predicted_steps": 3, "d_model": 16}
+        config = VanillaAgentFormerConfig(**sizes, connection_distance=2.0)
+        config.architectures = [TASKS["joint_trajectories"].forms[form]]
+        model = new_forecaster(config).eval()
     else:
         config = VanillaTracksConfig(
             observed_steps=5,

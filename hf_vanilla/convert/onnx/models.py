@@ -24,7 +24,6 @@ SAMPLES = "draws samples or searches"
 FAULTS = {
     "VanillaForQuantizedTrajectoryPrediction": SAMPLES,
     "VanillaForJointTrajectoryPrediction": SAMPLES,
-    "VanillaForDiverseTrajectoryPrediction": SAMPLES,
     "VanillaForProposalTrajectoryPrediction": "gives lone agents other futures in ONNX Runtime",
     "VanillaForSocialProposalTrajectoryPrediction": "has a graph that ONNX Runtime does not run",
 }
@@ -123,13 +122,19 @@ def _forecaster_inputs(config: Any) -> list[Input]:
     rows = {0: ANY, 1: ANY}
     past = torch.randn(2, agents, steps, 2).cumsum(2)
     is_observed = torch.ones(2, agents, steps, dtype=torch.bool)
-    if not entry_of(config).reads:
+    reads = entry_of(config).reads
+    if not reads:
         rows = {0: ANY}
         return [("past_values", past[0], rows), ("past_observed_mask", is_observed[0], rows)]
-    return [
+    inputs: list[Input] = [
         ("past_values", past, rows),
         ("past_observed_mask", is_observed, rows),
         ("agent_mask", torch.ones(2, agents, dtype=torch.bool), rows),
+    ]
+    if "lanes" not in reads:
+        return inputs
+    return [
+        *inputs,
         ("lane_values", torch.randn(2, lanes, points, 2), rows | {2: ANY}),
         ("lane_mask", torch.ones(2, lanes, points, dtype=torch.bool), rows | {2: ANY}),
         ("lane_kinds", torch.zeros(2, lanes, dtype=torch.long), rows),
