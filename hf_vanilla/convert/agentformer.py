@@ -70,6 +70,13 @@ FIXED_OF_STACK: dict[str, dict[str, tuple[Any, Any]]] = {
     "future_decoder": {"pos_offset": (False, False)},
 }
 READ_OF_STACK = ("nlayer", "out_mlp_dim")
+_NUMBER = (int, float)
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(("past_frames", "future_frames", "nz", "sample_k"), int),
+    **dict.fromkeys(("tf_model_dim", "tf_ff_dim", "tf_nhead"), int),
+    **dict.fromkeys(("tf_dropout", "traj_scale", "conn_dist"), _NUMBER),
+    "scene_orig_all_past": bool,
+}
 FIXED_OF_LOSS = {"mask": (True, True), "normalize": (True, True)}
 ALL_CONNECTED = 1000.0  # their conn_dist from here on limits nothing
 # published ADE/FDE in metres of both stages together, best of 20 per person
@@ -116,6 +123,7 @@ def convert_agentformer(options: AgentFormerOptions) -> Path:
         load_renamed(model, renamed, origin=options.input)
     else:
         second = read_yaml(Path(options.second_config))
+        _check_kinds(second, options.second_config)
         if second.get("nz") != settings.get("nz"):
             raise ValueError(
                 f"{options.second_config} has nz={second.get('nz')}, but {options.config} "
@@ -159,7 +167,7 @@ def first_stage_fields(settings: Mapping[str, Any], *, origin: str) -> dict[str,
     _check_first_stage(settings, origin)
     losses = _section(settings, "loss_cfg")
     posterior, decoder = (_section(settings, name) for name in ("future_encoder", "future_decoder"))
-    distance = checked(settings.get("conn_dist", ALL_CONNECTED), (int, float), "conn_dist")
+    distance = settings.get("conn_dist", ALL_CONNECTED)
     heads = ("encoder_attention_heads", "decoder_attention_heads")
     rates = ("dropout", "attention_dropout", "activation_dropout")
     return {
@@ -193,6 +201,7 @@ def _check_first_stage(settings: Mapping[str, Any], origin: str) -> None:
         ValueError: it is a model with a raster map, or settings are missing or are not those of our
             model; the message names all of them.
     """
+    _check_kinds(settings, origin)
     keys = ("input_type", "fut_input_type", "dec_input_type")
     inputs = [checked(settings.get(key) or [], (list, str), f"{origin}: {key}") for key in keys]
     if settings.get("use_map") or any("map" in kinds for kinds in inputs):
@@ -201,6 +210,7 @@ def _check_first_stage(settings: Mapping[str, Any], origin: str) -> None:
     for name, fixed in FIXED_OF_STACK.items():
         stack = _section(settings, name)
         wrong += _differences(stack, fixed, f"{name}.")
+        checked(stack.get("nlayer", 6), int, f"{origin}: {name}.nlayer")
         unknown = sorted({*stack} - {*fixed, *READ_OF_STACK})
         wrong += [f"{name}.{key}={shown(stack[key])}, which is unknown" for key in unknown]
     losses = _section(settings, "loss_cfg")
@@ -236,6 +246,11 @@ def second_stage_fields(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _check_kinds(settings: Mapping[str, Any], origin: str) -> None:
+    for key in sorted(settings.keys() & KINDS.keys()):
+        checked(settings[key], KINDS[key], f"{origin}: {key}")
+
+
 def _differences(
     settings: Mapping[str, Any], fixed: Mapping[str, tuple[Any, Any]], prefix: str
 ) -> list[str]:
@@ -260,7 +275,7 @@ def _of_loss(losses: Mapping[str, Any], name: str, key: str, default: float) -> 
     """A number of one loss; a loss that is not among those listed has no weight."""
     if key == "weight" and losses and name not in losses:
         return 0.0
-    return _section(losses, name).get(key, default)
+    return checked(_section(losses, name).get(key, default), _NUMBER, f"loss_cfg.{name}.{key}")
 
 
 def _weights(path: str) -> dict[str, Tensor]:

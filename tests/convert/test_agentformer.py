@@ -185,6 +185,10 @@ def test_other_models_are_refused_by_what_differs(write):
         ({"loss_cfg": {"mse": {"normalize": False}}}, r"loss_cfg\.mse\.normalize=False"),
         ({"loss_cfg": "x"}, "loss_cfg is 'x': give keys and values"),
         ({"future_encoder": 3}, "future_encoder is 3: give keys and values"),
+        ({"past_frames": "eight"}, "yml: past_frames is 'eight': give a whole number"),
+        ({"traj_scale": "big"}, "yml: traj_scale is 'big': give a number"),
+        ({"future_decoder": {"nlayer": "x"}}, "yml: future_decoder.nlayer is 'x'"),
+        ({"loss_cfg": {"kld": {"weight": "x"}}}, "loss_cfg.kld.weight is 'x': give a number"),
     ]
     for change, message in cases:
         with pytest.raises(ValueError, match=message):
