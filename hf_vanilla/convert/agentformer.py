@@ -70,11 +70,12 @@ FIXED_OF_STACK: dict[str, dict[str, tuple[Any, Any]]] = {
     "future_decoder": {"pos_offset": (False, False)},
 }
 READ_OF_STACK = ("nlayer", "out_mlp_dim")
-_NUMBER = (int, float)
+NUMBER = (int, float)
+# the types of what is read, by the authors' names
 KINDS: dict[str, Any] = {
     **dict.fromkeys(("past_frames", "future_frames", "nz", "sample_k"), int),
     **dict.fromkeys(("tf_model_dim", "tf_ff_dim", "tf_nhead"), int),
-    **dict.fromkeys(("tf_dropout", "traj_scale", "conn_dist"), _NUMBER),
+    **dict.fromkeys(("tf_dropout", "traj_scale", "conn_dist"), NUMBER),
     "scene_orig_all_past": bool,
 }
 FIXED_OF_LOSS = {"mask": (True, True), "normalize": (True, True)}
@@ -247,6 +248,7 @@ def second_stage_fields(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_kinds(settings: Mapping[str, Any], origin: str) -> None:
+    """Refuse a value of another type, by file and name."""
     for key in sorted(settings.keys() & KINDS.keys()):
         checked(settings[key], KINDS[key], f"{origin}: {key}")
 
@@ -275,7 +277,7 @@ def _of_loss(losses: Mapping[str, Any], name: str, key: str, default: float) -> 
     """A number of one loss; a loss that is not among those listed has no weight."""
     if key == "weight" and losses and name not in losses:
         return 0.0
-    return checked(_section(losses, name).get(key, default), _NUMBER, f"loss_cfg.{name}.{key}")
+    return checked(_section(losses, name).get(key, default), NUMBER, f"loss_cfg.{name}.{key}")
 
 
 def _weights(path: str) -> dict[str, Tensor]:

@@ -205,7 +205,13 @@ def _check_columns(names: Collection[str], columns: tuple[str, str]) -> None:
 
 
 def number_words(number: int) -> dict[str, str]:
-    """A number below a million in English and in German words: "forty-two", "zweiundvierzig"."""
+    """A number below a million in English and in German words: "forty-two", "zweiundvierzig".
+
+    Raises:
+        ValueError: the number is negative or larger.
+    """
+    if not 0 <= number <= LARGEST:
+        raise ValueError(f"{number} is not from 0 to {LARGEST:,}")
     english, german, _ = number_parts(number)
     text = english[0]
     for before, part in pairwise(english):

@@ -33,8 +33,8 @@ STATE_FILE = "training_state.json"
 STATE_SECTIONS = {"facts": dict, "scores": dict, "optimizer": list}
 WEIGHTS_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
-LAST_CHECKPOINTS = 5  # which `average` takes
 OLD_OPTIMIZER_FILE = "optimizer.bin"  # by accelerate, in checkpoints of earlier versions
+LAST_CHECKPOINTS = 5  # which `average` takes where no number is given
 
 
 def all_checkpoints(output_dir: Path) -> list[Path]:

@@ -324,6 +324,12 @@ def test_numbers_are_words_in_both_languages():
         assert number_words(number) == {"source": english, "target": german}
 
 
+def test_numbers_outside_of_the_corpus_have_no_words():
+    for number in (-1, 1_000_000):
+        with pytest.raises(ValueError, match=rf"{number} is not from 0 to 999,999"):
+            number_words(number)
+
+
 def test_number_words_are_those_of_num2words():
     for number in (*range(0, 1_200, 7), *range(997, 10**6, 4_999)):
         english = num2words(number, lang="en").replace(" and ", " ").replace(",", "")
