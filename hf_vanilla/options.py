@@ -359,7 +359,7 @@ def _check_given(given: set[str], classes: Sequence[type], elsewhere: Collection
 
 
 def _listed_models(arguments: Sequence[str], classes: Sequence[type]) -> list[str]:
-    """The arguments with every `--model` behind the first in the option that lists them.
+    """The arguments with every `--model` after the first in the option that lists them.
 
     Raises:
         UsageError: there are several, and no option lists them or it is given too.

@@ -79,7 +79,7 @@ def convert_fsmt(options: FsmtOptions) -> Path:
         OSError: the model is not found, or the output exists.
     """
     settings = {**DEFAULTS, **settings_of_type(options.input, "fsmt")}
-    if (padding := settings.get("pad_token_id", 1)) != 1:  # positions begin behind it
+    if (padding := settings.get("pad_token_id", 1)) != 1:  # positions begin after it
         raise ValueError(f"{options.input}: pad_token_id={padding!r}, but <pad> of FSMT is 1")
     folder = local_folder(options.input, FILES)
     for name in (*VOCABULARIES, MERGES):

@@ -56,7 +56,7 @@ REQUIRED: dict[str, tuple[tuple[Any, ...], str]] = {
     "transformer-no-projection": ((False,), "attention without output projection"),
     "transformer-no-bias": ((False,), "linear layers without bias"),
     "transformer-no-affine": ((False,), "norms without weights"),
-    "transformer-rnn-projection": ((False,), "a projection behind an RNN"),
+    "transformer-rnn-projection": ((False,), "a projection after an RNN"),
     "transformer-tied-layers": (([],), "tied layers"),
     "right-left": ((False,), "a model from right to left"),
     "ulr": ((False,), "universal representations"),
@@ -89,7 +89,7 @@ UNUSED = {SETTINGS, "decoder_c_mt"}
 def read_npz(path: Path) -> tuple[MarianMTModel, PreTrainedTokenizerBase]:
     """The model of an `.npz` file in float32, and the tokenizer of its folder.
 
-    The padding token comes behind the vocabulary.
+    The padding token comes after the vocabulary.
 
     Raises:
         ValueError: a file is missing or damaged or has object arrays, or the model is no post-norm

@@ -96,8 +96,8 @@ def load_renamed(
             message names all of them.
     """
     tied = model.all_tied_weights_keys
-    apart = {*tied, *(model._keys_to_ignore_on_save or ())}
-    expected = {name: weight for name, weight in model.state_dict().items() if name not in apart}
+    unsaved = {*tied, *(model._keys_to_ignore_on_save or ())}
+    expected = {name: weight for name, weight in model.state_dict().items() if name not in unsaved}
     found = Renamed(left_over=[*renamed.left_over], problems=[*renamed.problems])
     for name, weight in renamed.weights.items():
         target = tied.get(name, name)

@@ -145,6 +145,6 @@ def _made(to: PushOptions, **kind: Any) -> Iterator[Any]:
         if not (answers or is_name) or {401, 403} & {*answers}:
             hint = "; is there a network, and are you logged in (hf auth login)?"
         texts = [str(each) for each in chain]
-        told = [text for i, text in enumerate(texts) if not any(text in t for t in texts[:i])]
-        reasons = ": ".join(told)
+        distinct = [text for i, text in enumerate(texts) if not any(text in t for t in texts[:i])]
+        reasons = ": ".join(distinct)
         raise OSError(f"cannot push to {to.repo_id}: {reasons}{hint}") from None

@@ -55,8 +55,8 @@ class JointErrors:
     def squared_errors(self, futures: Tensor) -> Tensor:
         """Squared distances of `(B, N, P, A, 2)`, summed over known steps: `(B, N, A)`."""
         truth = self.future.transpose(1, 2).unsqueeze(1)  # (B, 1, P, A, 2)
-        apart = (futures - truth).square().sum(dim=-1)
-        return (apart * self.is_known.transpose(1, 2).unsqueeze(1)).sum(dim=2)
+        squares = (futures - truth).square().sum(dim=-1)
+        return (squares * self.is_known.transpose(1, 2).unsqueeze(1)).sum(dim=2)
 
     def closest(self, futures: Tensor) -> Tensor:
         """Squared error of each agent's closest sample of `(B, N, P, A, 2)`."""

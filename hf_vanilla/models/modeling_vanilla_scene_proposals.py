@@ -297,9 +297,9 @@ def region_loss(
     known = truth.is_known.unsqueeze(1)
     errors = (huber(futures.means, truth, unit) * known).sum(dim=-1)  # (R, K)
     regressed = (errors * of_region).sum(dim=1) / of_region.sum(dim=1)
-    apart = distances(futures.means, truth.positions.unsqueeze(1)).detach() * known * unit
-    apart = apart.sum(dim=-1) / steps.clamp(min=1).unsqueeze(1)
-    wanted = (-apart).masked_fill(~of_region, -torch.inf).softmax(dim=1)
+    offsets = distances(futures.means, truth.positions.unsqueeze(1)).detach() * known * unit
+    offsets = offsets.sum(dim=-1) / steps.clamp(min=1).unsqueeze(1)
+    wanted = (-offsets).masked_fill(~of_region, -torch.inf).softmax(dim=1)
     logs = futures.logits.float().log_softmax(dim=1)
     region = logs.masked_fill(~of_region, -torch.inf).logsumexp(dim=1)  # (R,)
     within = logs - region.unsqueeze(1)

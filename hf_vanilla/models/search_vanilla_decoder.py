@@ -64,7 +64,7 @@ class GrowingLayer(DynamicLayer):
     Args:
         beams: n; the storage grows for several steps at once.
         new_slots: `(n,)` int64, where a captured step writes, which sees the whole storage; None:
-            behind the filled part.
+            after the filled part.
     """
 
     def __init__(self, beams: int, new_slots: Tensor | None) -> None:

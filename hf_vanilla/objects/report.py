@@ -24,7 +24,7 @@ class InspectOptions(Options):
     dataset: str = option(text="COCO JSON file, folder with metadata.jsonl, YOLO folder, or Hub id")
     images: str | None = option(None, "folder of a COCO file's images; default: its own")
     split: str = option("train", "split of a folder or dataset")
-    num_queries: int = option(100, "queries of the model")
+    num_queries: int = option(100, "queries of the model", at_least=1)
 
 
 def inspect_dataset(options: InspectOptions) -> str:

@@ -322,6 +322,6 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(f"missing: which figure; first comes one of {', '.join(figures)}")
     name = arguments[0].replace("-", "_")
-    check_names("figures", {name: None}, figures, error=UsageError)
+    check_names("plot", {name: None}, figures, error=UsageError)
     _, options = load_part(figures[name])
     return name, parse_options(options, arguments[1:], chosen=arguments[0])

@@ -263,7 +263,7 @@ def _single_file(options: PageOptions, folder: Path) -> str:
 
 
 def _joined(modules: list[Path]) -> str:
-    """ES modules as one script, each behind those that it imports."""
+    """ES modules as one script, each after those that it imports."""
     texts = [one.read_text(encoding="utf-8") for one in modules]
     return "".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts)
 
