@@ -271,7 +271,9 @@ def test_the_generation_config_of_a_converted_model_may_be_exported(model, token
 
 
 def test_a_model_of_opus_translates_with_the_ids_of_marian_tokenizer(tmp_path):
-    theirs, slow = opus.write_folder(tmp_path / "theirs", max_position_embeddings=64)
+    theirs, slow = opus.write_folder(
+        tmp_path / "theirs", max_position_embeddings=64, encoder_layers=1, decoder_layers=1
+    )
     assert theirs.generation_config.output_attentions is False  # as transformers saves it
     ours = convert_marian(
         MarianOptions(input=str(tmp_path / "theirs"), output=str(tmp_path / "ours"))

@@ -198,7 +198,7 @@ class Comparison:
 def test_engine_equals_python_on_texts_translations_and_attention_weights(tmp_path):
     compared = Comparison(tmp_path)
     texts = [*odd_texts(60), *number_words(40), *LONG_WORDS]
-    compared.add(demo_model(), texts, number_words(18))
+    compared.add(demo_model(), texts, number_words(8))
     int8 = write_int8_model(tmp_path / "int8")
     compared.add(str(tmp_path / "int8"), ["one"], number_words(3), side=int8)
     tokenizers = {
