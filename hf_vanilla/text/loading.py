@@ -90,7 +90,7 @@ def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTra
     default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     place = device or (torch.device("cpu") if dtype == "int8" else default)
     used = dtype
-    if dtype is not None and not has_instructions(dtype, place):
+    if dtype is not None and not multiplies_fast(dtype, place):
         logger.warning("this processor has no instructions for %s: computing in float32", dtype)
         used = "float32"
     given: dict[str, Any] = {} if used is None else {"dtype": FLOATS[used]}
@@ -110,7 +110,7 @@ def _require_cpu(what: str, device: torch.device | None) -> None:
         )
 
 
-def has_instructions(dtype: str, device: torch.device) -> bool:
+def multiplies_fast(dtype: str, device: torch.device) -> bool:
     """Whether products of this dtype are faster than those of float32."""
     if dtype == "int8":
         return can_multiply(torch.int8)

@@ -13,6 +13,8 @@ import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
 
+from hf_vanilla.data.lines import opened, read_lines
+
 from .road_maps import with_map
 from .table import Rows, TrackTable, join_tables, resample, table_of_rows
 
@@ -66,11 +68,12 @@ def read_columns(text: str) -> Columns:
                 f"columns={text!r}: give KEY=COLUMN of {', '.join(known)}, such as x=east"
             )
     columns = Columns(**{key: name for key, _, name in pairs})
-    names = columns.frame, columns.agent, columns.x, columns.y
-    if len({*names}) < 4:
+    names = [name for name in vars(columns).values() if name is not None]
+    if len({*names}) < len(names) or len({key for key, _, _ in pairs}) < len(pairs):
+        keys = ", ".join(key for key, name in vars(columns).items() if name is not None)
         raise ValueError(
-            f"columns={text!r}: frame, agent, x and y are read from {', '.join(names)}: give four "
-            "different columns"
+            f"columns={text!r}: {keys} are read from {', '.join(names)}: give each a column of its "
+            "own, once"
         )
     return columns
 
@@ -141,13 +144,24 @@ def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> TrackT
 
 
 def _scenes_of_file(path: Path, name: str, source: TrackSource) -> TrackTable:
+    if name != "table" and replace(source.columns, scene=None, kind=None) != Columns():
+        raise ValueError(
+            f"{path} is read as {name}, whose columns have no other names: leave out --columns, "
+            "or give --format table"
+        )
     rows = FORMATS[name](path, source.columns)
     if source.homography is not None:
         rows = replace(rows, positions=on_plane(rows.positions, source.homography))
     frame_seconds = source.frame_seconds
     if frame_seconds is None and name == "eth_ucy":
         frame_seconds = ETH_UCY_FRAME_SECONDS
-    return table_of_rows(rows, name=path.stem, frame_seconds=frame_seconds, unit=source.unit)
+    scene = _plain(path).stem
+    return table_of_rows(rows, name=scene, frame_seconds=frame_seconds, unit=source.unit)
+
+
+def _plain(path: Path) -> Path:
+    """The name of a file without the ending `.gz`."""
+    return path.with_suffix("") if path.suffix == ".gz" else path
 
 
 def format_of(path: Path) -> str:
@@ -157,7 +171,7 @@ def format_of(path: Path) -> str:
         ValueError: it is none of `FORMATS`.
         OSError: the file cannot be read.
     """
-    ending = path.suffix.lower()
+    ending = _plain(path).suffix.lower()
     if ending == ".parquet":
         names = pyarrow.parquet.read_schema(path).names
         return "argoverse2" if {*vars(ARGOVERSE_COLUMNS).values()} <= {*names} else "table"
@@ -166,8 +180,7 @@ def format_of(path: Path) -> str:
     if ending == ".ndjson":
         return "trajnet"
     if ending == ".txt":
-        with path.open(encoding="utf-8", errors="replace") as file:
-            is_wide = len(file.readline().split()) in AGENTFORMER_COLUMNS
+        is_wide = len(next(read_lines(path), "").split()) in AGENTFORMER_COLUMNS
         return "agentformer" if is_wide else "eth_ucy"
     raise ValueError(
         f"{path}: end its name with .csv, .parquet, .ndjson or .txt, or give --format, one of "
@@ -207,25 +220,24 @@ def read_trajnet(path: Path, _: Columns) -> Rows:
     """
     found: list[tuple[Any, ...]] = []
     rate = 0.0
-    with path.open(encoding="utf-8") as file:
-        for line, text in enumerate(file, start=1):
-            if not text.strip():
-                continue
-            try:
-                entry = json.loads(text)
-                rate = float(entry.get("scene", {}).get("fps") or rate)
-                if not 0 <= rate < math.inf:
-                    raise ValueError(f"fps={rate:g}")
-                track = entry.get("track")
-                if track is not None and track.get("prediction_number") is None:
-                    point = float(track["x"]), float(track["y"])
-                    found.append((line, float(track["f"]), track["p"], *point))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ValueError(
-                    f"{path}, line {line}: {text.strip()[:60]!r} is no object of TrajNet++ "
-                    f"({type(error).__name__}: {error}): give 'track' with f, p, x, y, and a "
-                    "positive fps"
-                ) from None
+    for line, text in enumerate(read_lines(path), start=1):
+        if not text.strip():
+            continue
+        try:
+            entry = json.loads(text)
+            rate = float(entry.get("scene", {}).get("fps") or rate)
+            if not 0 <= rate < math.inf:
+                raise ValueError(f"fps={rate:g}")
+            track = entry.get("track")
+            if track is not None and track.get("prediction_number") is None:
+                point = float(track["x"]), float(track["y"])
+                found.append((line, float(track["f"]), track["p"], *point))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path}, line {line}: {text.strip()[:60]!r} is no object of TrajNet++ "
+                f"({type(error).__name__}: {error}): give 'track' with f, p, x, y, and a "
+                "positive fps"
+            ) from None
     lines, frame, agent, x, y = map(np.array, zip(*found, strict=True) if found else [[]] * 5)
     return Rows(
         source=str(path),
@@ -326,8 +338,10 @@ def on_plane(positions: np.ndarray, homography: np.ndarray) -> np.ndarray:
 
 def _text_rows(path: Path, counts: Sequence[int]) -> list[list[str]]:
     rows = []
-    for line, text in enumerate(path.read_text(encoding="utf-8").rstrip().splitlines(), start=1):
-        parts = text.split()
+    lines = [text.split() for text in read_lines(path)]
+    while lines and not lines[-1]:
+        lines.pop()
+    for line, parts in enumerate(lines, start=1):
         if len(parts) not in counts:
             raise ValueError(
                 f"{path}, line {line}: {len(parts)} columns instead of "
@@ -386,8 +400,8 @@ def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.Chun
             return lambda key: file.read(columns=[wanted[key]], use_threads=False).column(0)
         texts = {wanted[key]: pyarrow.string() for key in NAMES if key in wanted}
         how = pyarrow.csv.ConvertOptions(strings_can_be_null=True, column_types=texts)
-        file = path if path.is_file() else path.open("rb")  # a pipe has no positions to seek
-        table = pyarrow.csv.read_csv(file, convert_options=how)
+        with opened(path) as file:
+            table = pyarrow.csv.read_csv(file, convert_options=how)
     except pyarrow.ArrowInvalid as error:
         reason = str(error).splitlines()[0]
         if "UTF8" in reason or "\0" in reason:  # of UTF-16

@@ -15,6 +15,7 @@ from .road_maps import RoadMap
 logger = logging.getLogger(__name__)
 
 LONGEST_STEP = 50.0  # a longer displacement in one step is counted as a jump
+FARTHEST = 1e12  # squares and differences of positions stay numbers of 32 bits
 SHORTEST_MOVE = 1e-3  # where nothing moves farther in a step, positions may be in degrees
 BLOCK_ROWS = 100_000  # at a time, where a copy of a whole table would be large
 COLUMNS = ("scene", "agent", "frame", "positions", "kind", "size")
@@ -347,15 +348,16 @@ def _row_of_file(order: Any, row: int) -> int:
 def _check_numbers(rows: Rows) -> None:
     if not len(rows.frame):
         raise ValueError(f"{rows.source} has no rows: give a file with positions")
-    is_bad = ~np.isfinite(rows.positions).all(axis=1)
+    is_bad = ~(np.abs(rows.positions) <= FARTHEST).all(axis=1)  # also NaN
     if is_bad.any():
         row = int(np.flatnonzero(is_bad)[0])
         raise ValueError(
-            f"{rows.line(row)}: position {tuple(rows.positions[row].tolist())} is not finite: "
-            "leave the row out, and the step counts as missing"
+            f"{rows.line(row)}: position {tuple(rows.positions[row].tolist())} is not finite "
+            f"or beyond {FARTHEST:g}: leave the row out, and the step counts as missing"
         )
     if rows.frame.dtype.kind == "f":
         is_bad = rows.frame != np.round(rows.frame)  # also NaN
+        is_bad |= np.abs(rows.frame) > 2**53  # not every whole number is a float there
         if is_bad.any():
             row = int(np.flatnonzero(is_bad)[0])
             raise ValueError(

@@ -1,5 +1,6 @@
 """Tables of positions, their windows, readers of six formats, and what is refused."""
 
+import gzip
 import json
 import logging
 import os
@@ -186,6 +187,25 @@ def test_text_of_eth_and_ucy(tmp_path):
     assert scenes.step_seconds == pytest.approx(0.4)
 
 
+def test_compressed_text_is_read_and_damage_is_named(tmp_path):
+    texts = {
+        "eth.txt": "0 7 1 2\n10 7 2 2\n",
+        "t.csv": "frame,agent,x,y\n0,7,1,2\n10,7,2,2\n",
+        "t.ndjson": "".join(
+            f'{{"track": {{"f": {f}, "p": 7, "x": {x}, "y": 2}}}}\n' for f, x in ((0, 1), (10, 2))
+        ),
+    }
+    for name, text in texts.items():
+        path = tmp_path / f"{name}.gz"
+        path.write_bytes(gzip.compress(text.encode()))
+        scenes = read_tracks(path, TrackSource(frame_seconds=0.04))
+        assert scenes.positions.tolist() == [[1, 2], [2, 2]]
+        assert scenes.scene_names == (name.partition(".")[0],)
+        path.write_bytes(path.read_bytes()[:-12])
+        with pytest.raises(OSError, match=rf"{path.name} is incomplete"):
+            read_tracks(path, TrackSource(frame_seconds=0.04))
+
+
 def test_scenes_of_one_name_have_the_path_of_their_file(tmp_path):
     (tmp_path / "val").mkdir()
     for path in ("a.txt", "val/a.txt"):
@@ -345,6 +365,11 @@ def test_pixels_become_metres_by_a_homography(tmp_path):
         ("frame,agent,x,y\n2026-01-01,1,2,3\n", r"line 2: frame is '2026-01-01', not a number"),
         ("frame,agent,x,y\n0,1,2,3\n1,1,nan,3\n", r"line 3: position \(nan, 3.0\) is not finite"),
         (
+            "frame,agent,x,y\n0,1,1e30,3\n",
+            r"line 2: position \(1e\+30, 3.0\) .* beyond 1e\+12",
+        ),
+        ("frame,agent,x,y\n0,1,2,3\n1e300,1,2,3\n", r"line 3: frame 1e\+300 is not a whole number"),
+        (
             "frame,agent,x,y\n0,1,2,3\n0,1,2,4\n",
             r"line 3: agent 1 is twice in frame 0: keep.*scene=",
         ),
@@ -371,8 +396,19 @@ def test_a_csv_in_utf_16_is_refused(tmp_path):
 
 
 def test_two_numbers_are_not_read_from_one_column():
-    with pytest.raises(ValueError, match="are read from frame, agent, y, y: give four different"):
-        read_columns("x=y")
+    for text, problem in (
+        ("x=y", "frame, agent, x, y are read from frame, agent, y, y: give each a column of its"),
+        ("scene=frame", "frame, agent, x, y, scene are read from frame, agent, x, y, frame"),
+        ("x=east,x=north", "frame, agent, x, y are read from frame, agent, north, y"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            read_columns(text)
+
+
+def test_names_of_columns_are_for_tables_alone(tmp_path):
+    path = write(tmp_path / "a.txt", "0 1 2 3\n10 1 2 4\n")
+    with pytest.raises(ValueError, match=r"a\.txt is read as eth_ucy, whose .*leave out --columns"):
+        read_tracks(path, TrackSource(columns=read_columns("x=y,y=x")))
 
 
 def test_a_misspelt_name_of_built_in_tracks_is_no_file(tmp_path):
