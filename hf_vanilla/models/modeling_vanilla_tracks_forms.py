@@ -263,7 +263,8 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
             future_observed_mask: `(B, P)`, 1 = observed; None: all are.
 
         Raises:
-            ValueError: an input does not fit, or there are fewer velocities than codes.
+            ValueError: an input does not fit, there are fewer velocities than codes, or no agent
+                moves.
         """
         axes, seen, is_seen = self.encoder.observed(past_values, past_observed_mask)
         future = known_part(self.config, "future", future_values, future_observed_mask)
@@ -276,6 +277,8 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
                 f"num_codes={count}, but the windows have {len(points)} velocities: lower "
                 "model.num_codes"
             )
+        if not points.any():
+            raise ValueError("no agent of the windows moves: give other tracks, or another form")
         draw = torch.Generator().manual_seed(0)
         rows = torch.randperm(len(points), generator=draw)[: K_MEANS_POINTS * count]
         points = points[rows.to(points.device)]

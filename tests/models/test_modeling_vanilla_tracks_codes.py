@@ -57,6 +57,12 @@ def test_without_a_codebook_a_forecast_is_refused():
         VanillaForQuantizedTrajectoryPrediction(VanillaTracksConfig(**SIZES)).eval()(past)
 
 
+def test_standing_agents_give_no_codes(model):
+    still = torch.ones(200, 5, 2)
+    with pytest.raises(ValueError, match="no agent of the windows moves"):
+        model.fit_codebook(still, still[:, :3])
+
+
 def test_every_sampled_step_is_a_code_along_the_axes_of_the_agent(model):
     past, _ = walks()
     tracks = model(past).trajectories
