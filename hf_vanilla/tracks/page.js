@@ -5,6 +5,7 @@ const plane = part("plane");
 const HEIGHT_SHARE = 0.6; // height of the plane by its width
 const MARGIN = 0.08;
 const SECONDS_BETWEEN = 0.06; // from the appearance of one future to the next
+const HOW = "Draw a path with the pressed mouse button, or with a finger.";
 
 let settings = null;
 let view = null; // left, top and width of the plane that is shown
@@ -154,7 +155,7 @@ function chooseSource() {
   if (scene === null) {
     setView(-settings.width / 2, (settings.width * HEIGHT_SHARE) / 2, settings.width);
     paint();
-    part("message").textContent = "Draw a path with the pressed mouse button, or with a finger.";
+    part("message").textContent = HOW;
     return;
   }
   const slider = part("frame");
@@ -205,7 +206,8 @@ plane.addEventListener("pointerup", () => {
   if (!path) return;
   const drawn = path;
   path = null;
-  ask("draw", drawn);
+  if (drawn.some((point) => `${point}` !== `${drawn[0]}`)) ask("draw", drawn);
+  else part("message").textContent = HOW;
 });
 
 plane.addEventListener("pointercancel", () => {

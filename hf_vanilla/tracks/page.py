@@ -225,6 +225,8 @@ def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served
     def forecast(body: Any) -> dict[str, Any]:
         model = named_model(pages, body, "rows", "frames_per_step").model
         rows = checked_rows(body.get("rows"))
+        if isinstance(body.get("frames_per_step"), str):  # of a form it would be one
+            raise ValueError("frames_per_step is text: give a number.")
         live = Forecaster(model, frames_per_step=whole_number(body, "frames_per_step", 1, 10**6))
         frames = sorted({row[0] for row in rows})[-model.config.observed_steps :]
         of_frame = {frame: [row[1:] for row in rows if row[0] == frame] for frame in frames}
@@ -259,7 +261,8 @@ def checked_rows(rows: Any) -> list[tuple[int, str, float, float]]:
     """Frame, agent, x and y of each row of a request.
 
     Raises:
-        ValueError: they are none, or too many, a frame is no whole number, or an agent has no name.
+        ValueError: they are none, or too many, a number is text, a frame is no whole number, or an
+            agent has no name.
     """
     if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_ROWS:
         raise ValueError(f"rows is not a list of 1 to {MOST_ROWS:,} rows.")
@@ -270,7 +273,10 @@ def checked_rows(rows: Any) -> list[tuple[int, str, float, float]]:
         raise ValueError("A row is not a list of frame, agent, x and y.") from None
     if broken is not None:
         raise ValueError(f"frame {broken} is not a whole number: number the frames.")
-    for _, name, *_ in rows:
+    for frame, name, *point in rows:
+        for number in (frame, *point):
+            if isinstance(number, bool | str):
+                raise ValueError(f"{number!r} is no number: give frame, x and y as numbers.")
         if isinstance(name, bool) or not isinstance(name, str | int | float):
             raise ValueError(f"agent {name} is no text and no number: give it a name.")
     return checked

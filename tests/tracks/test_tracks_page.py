@@ -102,6 +102,10 @@ def test_the_service_forecasts_the_agents_of_the_last_frame(folder, tracks, monk
         ({"rows": [[1, "ada", 0]]}, "A row is not a list"),
         ({"rows": [[1, "ada", 0, float("nan")]]}, "finite"),
         ({"rows": rows, "frames_per_step": 0}, "frames_per_step is not a number"),
+        ({"rows": rows, "frames_per_step": "2"}, "frames_per_step is text"),
+        ({"rows": [["2", "ada", 0, 0]]}, "'2' is no number"),
+        ({"rows": [[2, "ada", 0, "1"]]}, "'1' is no number"),
+        ({"rows": [[True, "ada", 0, 0]]}, "True is no number"),
         ({"rows": [[0, None, 0, 0]]}, "agent None is no text and no number"),
         ({"rows": [[0, {"a": 1}, 0, 0]]}, "agent {'a': 1} is no text"),
         ({"rows": [[0.4, "ada", 0, 0]]}, r"frame 0\.4 is not a whole number"),
@@ -289,6 +293,18 @@ def by_mouse(shown):
     shown.wait_for_function(f"{display} == 'none'")
     shown.get_by_label("what really came").check()
     shown.wait_for_function(f"{display} == 'inline'")
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_a_click_draws_no_path(visit):
+    asked = []
+    with visit() as tab:
+        tab.on("request", lambda request: asked.append(request.url))
+        box = tab.locator(".plane").bounding_box()
+        tab.mouse.click(box["x"] + 100, box["y"] + 200)
+        expect(tab.get_by_role("alert")).to_contain_text("Draw a path with the pressed mouse")
+        assert asked == []
 
 
 @pytest.mark.slow
