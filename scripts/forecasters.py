@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -41,7 +42,7 @@ from hf_vanilla.tracks.layout import Surroundings, scene_batches
 from hf_vanilla.tracks.scores import Protocol
 from hf_vanilla.tracks.windows import Windows, pasts_of_rows
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("hf_vanilla.forecasters")  # shown on the way
 
 SWEEP = Path(__file__).with_name("sweeps") / "junctions.yaml"
 SAME_AS_INTERLEAVED = "hierarchical, sequential"  # one layer for each part
@@ -116,6 +117,8 @@ class TableOptions(Options):
 
 def table(options: TableOptions) -> str:
     """The tables as Markdown."""
+    if options.page is not None:
+        around_tables(Path(options.page))  # before hours of training
     parts = []
     outside: dict[str, list[dict[str, Any]]] = {}
     for data, title in DATA.items():
@@ -159,22 +162,23 @@ def arguments_of_models(
     """Arguments of `hf-vanilla train` by row; None: a model without weights."""
     common = ON_JUNCTIONS
     if data != "junctions":
-        tracks = f" --dataset {options.folder} --test_scene {options.test_scene}"
+        tracks = f" --dataset {shlex.quote(options.folder)} --test_scene {options.test_scene}"
         if data == "outside":
-            tracks = f" --dataset {_others_folder(options)} --test_scene none"
+            others = shlex.quote(str(_others_folder(options)))
+            tracks = f" --dataset {others} --test_scene none"
         common = {k: v.format(scene=options.test_scene) + tracks for k, v in ON_ETH_UCY.items()}
     found: dict[str, list[str] | None] = {}
     for name, own in OF_TRACKS.items():
-        found[name] = None if own is None else f"{common['tracks']} {own}".split()
+        found[name] = None if own is None else shlex.split(f"{common['tracks']} {own}")
     for name, own in STAGES.items():
-        found[name] = f"{common['joint']} {own}".split()
+        found[name] = shlex.split(f"{common['joint']} {own}")
     first, second = STAGES
     found[second] = [*found[second], "--first_stage", str(model_folder(first, data, options, seed))]
     for name, section in read_yaml(SWEEP)["runs"].items():
         if name != SAME_AS_INTERLEAVED:
             own = [f"--{key}={value}" for key, value in section.items()]
             more = "" if data == "junctions" else OWN_ON_ETH_UCY.get(name, "")
-            found[name] = [*common["scenes"].split(), *own, *more.split()]
+            found[name] = [*shlex.split(common["scenes"]), *own, *more.split()]
     return found
 
 
@@ -358,17 +362,23 @@ def _cell(key: str, seeds: Sequence[Mapping[str, Any]]) -> str:
 
 
 def put_into_page(page: Path, text: str) -> None:
-    """Replace what is between the marks of a page.
+    """Replace what is between the marks of a page."""
+    head, tail = around_tables(page)
+    write_text(page, f"{head}\n\n{text}\n\n{tail}")
+
+
+def around_tables(page: Path) -> tuple[str, str]:
+    """What a page has before and after the tables, with their marks.
 
     Raises:
         ValueError: the page does not have both marks.
+        OSError: it cannot be read.
     """
     begin, end = (f"<!-- scripts/forecasters.py: {word} -->" for word in ("begin", "end"))
     whole = page.read_text(encoding="utf-8")
     if whole.count(begin) != 1 or whole.count(end) != 1:
         raise ValueError(f"{page}: put the lines {begin!r} and {end!r} where the tables belong")
-    head, tail = whole.split(begin)[0], whole.split(end)[1]
-    write_text(page, f"{head}{begin}\n\n{text}\n\n{end}{tail}")
+    return whole.split(begin)[0] + begin, end + whole.split(end)[1]
 
 
 if __name__ == "__main__":

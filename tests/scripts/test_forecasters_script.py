@@ -38,6 +38,17 @@ def test_every_class_has_a_row_that_can_be_trained(table, tmp_path):
         assert rows["constant velocity"] is None
 
 
+def test_a_folder_may_have_spaces(table, tmp_path):
+    asked = table.TableOptions(folder="my tracks", output=str(tmp_path / "my runs"))
+    for data, folder in (("eth_ucy", "my tracks"), ("outside", f"{tmp_path}/my runs/others_zara1")):
+        for row in filter(None, table.arguments_of_models(data, asked).values()):
+            assert row[row.index("--dataset") + 1] == folder
+
+
+def test_what_is_trained_is_shown_on_the_way(table):
+    assert table.logger.name.startswith("hf_vanilla.")  # of which `run` shows the lines
+
+
 def test_a_row_is_made_once_and_one_that_is_not_trained_is_left_out(table, tmp_path, monkeypatch):
     asked = options(table, tmp_path, train=False)
     table._test_windows.cache_clear()
@@ -115,5 +126,6 @@ def test_a_page_gets_the_tables_between_its_marks(table, tmp_path, monkeypatch):
     assert text.endswith("after\n")
     assert "old" not in text
     page.write_text("no marks", encoding="utf-8")
+    monkeypatch.setattr(table, "row", lambda *_: pytest.fail("a row was made before"))
     with pytest.raises(ValueError, match="put the lines"):
         table.table(options(table, tmp_path, page=str(page)))
