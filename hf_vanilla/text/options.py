@@ -186,6 +186,12 @@ class TranslationDataOptions(PairOptions):
                 "leave out bpe_dropout, casing_noise and typo_noise"
             )
 
+    @property
+    def named_files(self) -> list[str]:
+        """Files of sentences to train and validate on."""
+        files = *self.train_files, self.validation_source, self.validation_target
+        return [file for file in files if file is not None]
+
     def check_with(self, train: TrainRecipe) -> None:
         """Compare with the shared options.
 

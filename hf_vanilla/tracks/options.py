@@ -167,6 +167,11 @@ class WindowOptions(TrackFileOptions, RowOptions):  # the files' options, flat o
         """Text for the log and the card that names the scene left out; empty where none is."""
         return "" if self.test_scene == "none" else f", without scene {self.test_scene}"
 
+    @property
+    def named_files(self) -> list[str]:
+        """Files and folders to read, none of them built in."""
+        return [path for path in (self.dataset, self.validation) if path not in (None, *BUILT_IN)]
+
     def held_out(self, table: TrackTable) -> np.ndarray:
         """Rows kept for validation, `(N,)` bool: those of some agents."""
         return self._share_of(table.agent)

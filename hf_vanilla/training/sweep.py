@@ -289,6 +289,10 @@ def run_sweep(request: tuple[Path, SweepOptions]) -> str:
     # seed by seed, so that a sweep that is not finished compares all runs
     waiting = [run for run in sweep.runs if not run.is_done(run.record(), sweep.test)]
     waiting.sort(key=lambda run: run.seed)
+    for run in waiting:  # before others take their time
+        for file in getattr(run.recipe().data, "named_files", ()):
+            if not Path(file).exists():
+                raise FileNotFoundError(f"{path}: runs.{run.name}: {file}: no such file")
     logger.info("%d of %d runs are finished", len(sweep.runs) - len(waiting), len(sweep.runs))
     variables = environments(options.processes)
     children, pool = Children(variables), ThreadPoolExecutor(max_workers=len(variables))

@@ -189,6 +189,17 @@ def dotted(section):
     return {f"model.{name}": value for name, value in section.items()}
 
 
+def test_a_missing_file_is_named_before_anything_runs(corpus_files, tmp_path, commands):
+    text = write_sweep(tmp_path, corpus_files, runs={"a": {}, "b": {"validation_source": "no.en"}})
+    path = tmp_path / "tracks.yaml"
+    run = {"recipe": "demo_tracks", "validation": "no.csv"}
+    path.write_text(yaml.safe_dump({"output_dir": "r", "seeds": [0], "runs": {"b": run}}))
+    for file, name in ((text, "no.en"), (path, "no.csv")):
+        with pytest.raises(FileNotFoundError, match=rf"runs\.b: {name}: no such file"):
+            run_sweep((file, SweepOptions()))
+    assert commands == []
+
+
 def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_path, monkeypatch):
     path = write_sweep(tmp_path, corpus_files)
     monkeypatch.setattr(sweep.Children, "run", lambda *_: 1)
