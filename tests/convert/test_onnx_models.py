@@ -345,6 +345,7 @@ def check_forecasts_of_a_table(folder, past, seen, theirs):
         ("frame,agent,x,y\n0.5,a,2,3\n", (), "line 2: ValueError: .* '0.5'"),
         (table, ("0",), "ValueError: needed: 1 frame per step or more"),
         ("frame,agent,x,y\n1,a,inf,3\n", (), "line 2: .* finite"),
+        ("frame,agent,x,y\n1,a,1e200,3\n", (), "line 2: .* below 1e12"),
         (f"{table}0,p0,1,2\n5,p0,1,2\n", (), "line .*: agent p0 is twice in frame .: one scene"),
     ):
         done = typed(folder, "forecast.py", *arguments, text=text)

@@ -63,8 +63,8 @@ if __name__ == "__main__":
         if stride is None:
             steps = [b - a for (x, a), (y, b) in pairwise(sorted(seen)) if x == y] or [1]
             stride = most_frequent(sorted(steps))
-        if stride < 1 or not seen or not np.isfinite([*seen.values()]).all():
-            raise ValueError("needed: 1 frame per step or more, and rows of finite positions")
+        if stride < 1 or not seen or not (np.abs([*seen.values()]) < 1e12).all():
+            raise ValueError("needed: 1 frame per step or more, finite positions below 1e12")
     except (TypeError, ValueError, csv.Error) as error:
         sys.exit(f"error: line {rows.line_num}: {type(error).__name__}: {error}")
     last = dict.fromkeys((agent for agent, _ in seen), 0) | dict(sorted(seen))  # frame of each
