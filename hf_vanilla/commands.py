@@ -376,6 +376,10 @@ def _one_line(error: BaseException) -> str:
 
     if isinstance(error, StrictDataclassError):  # of a config; it only adds the validator's name
         error = error.__cause__ or error
+    if isinstance(error, NotADirectoryError | FileExistsError) and error.filename:
+        path = Path(os.fsdecode(error.filename))
+        for file in (each for each in (path, *path.parents) if each.is_file()):
+            return f"{file} is a file, and a folder is needed there: choose another name"
     return " ".join(str(error).split())
 
 

@@ -90,6 +90,15 @@ def test_an_error_of_the_input_is_one_line_and_status_one(typed, kind, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("below", ["", "deeper/folder"])
+def test_a_file_in_place_of_a_folder_is_named(typed, tmp_path, below):
+    (tmp_path / "file").touch()
+    typed("--name", "Ada")
+    with pytest.raises(SystemExit) as caught:
+        run(lambda _: (tmp_path / "file" / below).mkdir(parents=True), GreetOptions)
+    assert f"{tmp_path / 'file'} is a file, and a folder is needed" in error_of(caught)
+
+
 @pytest.mark.parametrize(
     "error",
     [

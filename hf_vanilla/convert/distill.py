@@ -5,6 +5,7 @@ Its folder stays, and the same command goes on where a stopped one was.
 """
 
 import copy
+import json
 import logging
 import shlex
 import shutil
@@ -27,7 +28,7 @@ from hf_vanilla.loading import check_section, model_folder, read_settings
 from hf_vanilla.options import Options, option, parse_options
 from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
 from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
-from hf_vanilla.text.shards import cell
+from hf_vanilla.text.shards import MANIFEST, cell
 from hf_vanilla.text.translator import Translator
 from hf_vanilla.training.recipe import Recipe, recipe_file, recipe_of
 from hf_vanilla.training.run import train
@@ -82,6 +83,7 @@ def distill(options: DistillOptions) -> str:
     output = Path(options.output)
     recipe = _student_recipe(options, output)
     _check_files(options, recipe)
+    _check_target(options, output)
     start = output / "start"
     candidates = CANDIDATES if options.has_model and options.target else 1
     if options.has_model:
@@ -154,6 +156,19 @@ def _check_files(options: DistillOptions, recipe: Recipe) -> None:
     for other in filter(None, others):
         for _ in read_pairs(options.source, other):  # lines correspond
             pass
+
+
+def _check_target(options: DistillOptions, output: Path) -> None:
+    """Refuse a run that an earlier one in its folder began with `target`, or without."""
+    manifest = output / "translations" / MANIFEST
+    if not (options.has_model and manifest.is_file()):
+        return
+    had = json.loads(manifest.read_text(encoding="utf-8"))["facts"].get("n_best") == CANDIDATES
+    if had != (options.target is not None):
+        begun, remedy = ("with", "give it") if had else ("without", "leave it out")
+        raise ValueError(
+            f"{output} was begun {begun} --target: {remedy} again, or choose another output"
+        )
 
 
 # --- layers -------------------------------------------------------------------------------------

@@ -183,9 +183,9 @@ def check_call(settings: GenerationConfig, arguments: dict[str, Any]) -> None:
     """
     beams, penalty = settings.num_beams, settings.length_penalty
     if beams is not None and not (isinstance(beams, Integral) and int(beams) > 0):
-        raise ValueError(f"num_beams={beams}: give 1 for greedy search, or a larger whole number")
+        raise ValueError(f"num_beams={beams!r}: give 1 for greedy search, or a larger whole number")
     if penalty is not None and not (isinstance(penalty, Real) and math.isfinite(penalty)):
-        raise ValueError(f"length_penalty={penalty}: give a finite number")
+        raise ValueError(f"length_penalty={penalty!r}: give a finite number")
     for name in ("input_ids", "decoder_input_ids"):
         ids = arguments.get(name)
         if isinstance(ids, Tensor) and (ids.dim() != 2 or ids.numel() == 0):

@@ -95,6 +95,8 @@ def test_a_student_is_trained_quantized_and_compared_and_a_second_call_changes_n
     shutil.copytree(trained_run, other)
     with pytest.raises(ValueError, match="earlier run"):
         distill(options_of(tmp_path, other, corpus_files, recipe, **files))
+    with pytest.raises(ValueError, match="begun with --target: give it again, or choose another"):
+        distill(replace(options, target=None))
 
 
 def test_the_size_of_a_model_of_the_package_is_in_the_table(corpus_files, tmp_path, monkeypatch):

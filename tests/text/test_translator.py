@@ -247,6 +247,9 @@ def test_translations_go_on_after_another_list_was_asked_for(trained):
 def test_a_folder_without_a_model_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(ValueError, match=r"has no config\.json\): give one that training wrote"):
         load_translator(str(tmp_path))
+    (checkpoint := tmp_path / "checkpoint-50").mkdir()
+    with pytest.raises(ValueError, match=r"give its run, or make a model of .* hf-vanilla average"):
+        load_translator(str(checkpoint))
 
 
 def test_a_translator_of_an_engine_takes_no_search_options(trained):
