@@ -1,5 +1,6 @@
 """Files that are complete or absent: write to a temporary name, flush to disk, rename."""
 
+import errno
 import hashlib
 import json
 import os
@@ -55,13 +56,15 @@ def whole_file(path: Path, *, mark: str = "") -> Iterator[Path]:
     """
     check_output_file(path, overwrite=True)
     if path.exists() and not path.is_file():
-        yield path
+        with _os_errors(path):
+            yield path
         return
     path = path.resolve()
     unfinished = path.with_name(f"{path.name}{mark}{PARTIAL}")
     try:
-        yield unfinished
-        flush_to_disk(unfinished)
+        with _os_errors(path):
+            yield unfinished
+            flush_to_disk(unfinished)
         unfinished.replace(path)
         flush_to_disk(path.parent)
     finally:
@@ -194,10 +197,12 @@ def _is_running(process: int) -> bool:
 
 @contextmanager
 def _os_errors(output: Path) -> Iterator[None]:
-    """Raise as OSError what libraries in Rust raise for a full disk: a bare Exception."""
+    """Name the output where the disk is full, for which libraries in Rust raise an Exception."""
     try:
         yield
-    except OSError:
+    except OSError as error:
+        if error.errno == errno.ENOSPC and error.filename is None:  # of a write to an open file
+            raise OSError(errno.ENOSPC, f"cannot write: {error.strerror}", str(output)) from error
         raise
     except Exception as error:
         if found := _OS_ERROR.search(str(error)):

@@ -102,6 +102,12 @@ def test_a_device_is_written_through_and_stays_a_device(tmp_path):
     assert names_in(tmp_path) == ["null"]
 
 
+def test_a_file_on_a_full_disk_is_named():
+    full = "cannot write: No space left on device: '/dev/full'"
+    with pytest.raises(OSError, match=full), whole_file(Path("/dev/full")) as unfinished:
+        unfinished.write_text("one")
+
+
 def test_a_named_pipe_is_written_through(tmp_path):
     pipe, found = tmp_path / "pipe", []
     os.mkfifo(pipe)
