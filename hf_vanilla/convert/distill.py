@@ -44,6 +44,7 @@ CANDIDATES = 5  # translations of a line, of which the reference chooses one
 BATCH_SIZES, ROUNDS = (1, 16, 64), 3
 LONGEST_RATIO, EXTRA = 3, 20  # characters of the longer side per character of the shorter one
 LOWEST_SHARE = 0.05  # of the translations, by score per token: dropped
+WRITTEN = ("train.source", "train.target", "student.yaml", "report.md")  # in the output folder
 CARD_TITLE = "\n## Beside its teacher\n"
 # data of the student's recipe in place of which it gets its teacher's translations
 REPLACED = ("train_source", "train_target", "dataset", "dataset_config", "prepared")
@@ -82,8 +83,8 @@ def distill(options: DistillOptions) -> str:
     """
     output = Path(options.output)
     recipe = _student_recipe(options, output)
+    _check_output(options, output)
     _check_files(options, recipe)
-    _check_target(options, output)
     start = output / "start"
     candidates = CANDIDATES if options.has_model and options.target else 1
     if options.has_model:
@@ -158,8 +159,12 @@ def _check_files(options: DistillOptions, recipe: Recipe) -> None:
             pass
 
 
-def _check_target(options: DistillOptions, output: Path) -> None:
-    """Refuse a run that an earlier one in its folder began with `target`, or without."""
+def _check_output(options: DistillOptions, output: Path) -> None:
+    """Refuse a folder with input in it, or of a run that began with `target` and now has none."""
+    written = [(output / name).resolve() for name in WRITTEN]
+    for path in filter(None, (options.student, options.source, options.target, options.teacher)):
+        if Path(path).resolve() in written:
+            raise ValueError(f"{path} would be overwritten: choose another output than {output}")
     manifest = output / "translations" / MANIFEST
     if not (options.has_model and manifest.is_file()):
         return

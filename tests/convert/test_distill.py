@@ -185,6 +185,20 @@ def test_what_does_not_fit_is_refused_in_one_line_before_anything_is_written(
         assert not Path(options.output).exists(), told
 
 
+@pytest.mark.parametrize("option", ["student", "source", "target", "teacher"])
+def test_an_input_in_the_output_folder_is_not_overwritten(corpus_files, tmp_path, option):
+    recipe, ready = student(tmp_path, corpus_files), corpus_files["train_target"]
+    inside = tmp_path / ("student.yaml" if option == "student" else "train.target")
+    if option != "student":
+        shutil.copy(ready, inside)
+        recipe = shutil.move(recipe, tmp_path / "recipe.yaml")
+    options = options_of(tmp_path, ready, corpus_files, str(recipe), target=ready)
+    options, before = replace(options, output=str(tmp_path)), inside.read_bytes()
+    with pytest.raises(ValueError, match=f"{inside.name} would be overwritten: choose another"):
+        distill(replace(options, **{option: str(inside)}))
+    assert inside.read_bytes() == before
+
+
 def test_a_teacher_of_another_class_is_refused_before_it_translates(
     corpus_files, trained_run, tmp_path
 ):
