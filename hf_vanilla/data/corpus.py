@@ -202,6 +202,8 @@ def _check_columns(names: Collection[str], columns: tuple[str, str]) -> None:
     missing = set(columns) - set(names)
     if missing:
         raise ValueError(f"no column {', '.join(sorted(missing))}: choose among {', '.join(names)}")
+    if len(set(columns)) == 1:
+        raise ValueError(f"source_column and target_column are both {columns[0]!r}: give two")
 
 
 def number_words(number: int) -> dict[str, str]:

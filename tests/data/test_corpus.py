@@ -209,6 +209,13 @@ def test_columns_and_translation_dicts_become_the_same_rows(saved_set):
     assert corpus["validation"].to_list() == [{"source": "by the lake", "target": "am See"}]
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_one_column_for_both_sides_is_refused(saved_set, is_stream):
+    columns = {"source_column": "en", "target_column": "en"}
+    with pytest.raises(ValueError, match="source_column and target_column are both 'en': give two"):
+        pairs_from_dataset(saved_set, **columns, is_stream=is_stream)
+
+
 def test_wrong_columns_are_an_error_with_the_existing_columns(saved_set):
     with pytest.raises(ValueError, match="no column fr, source: choose among de, en"):
         pairs_from_dataset(saved_set, source_column="source", target_column="fr")
