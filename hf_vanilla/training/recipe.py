@@ -50,7 +50,8 @@ logger = get_logger(__name__)
 
 # options of earlier versions by their names of today
 RENAMED = {f"adam_{name}": f"adam.{name}" for name in ("beta1", "beta2", "epsilon")}
-# options of earlier versions: what replaces each, and its values without effect, which are dropped
+# options of earlier versions, and one of Trainer: what replaces each, and its values without
+# effect, which are dropped
 RETIRED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "streaming": ("use hf-vanilla prepare --streaming true, and give prepared", (False,)),
     "window_pairs": ("leave it out: it was of streaming", (100_000,)),
@@ -60,6 +61,7 @@ RETIRED: dict[str, tuple[str, tuple[Any, ...]]] = {
         for name in ("frame", "agent", "x", "y", "scene")
     },
     "comet": ("score the translations with unbabel-comet's own command", ()),
+    "resume_from_checkpoint": ("the same command resumes a stopped run", (False,)),
 }
 SECTIONS = ("model", "decoding")
 # sections whose entries override those of the same section one by one
@@ -408,7 +410,7 @@ def drop_retired(values: dict[str, Any], arguments: list[str]) -> None:
         written += [] if text is None else [yaml_value(text)]
         for value in written:
             if value is not None and value not in off:
-                raise ValueError(f"{name}={shown(value)}: this option has gone; {instead}")
+                raise ValueError(f"{name}={shown(value)}: there is no such option; {instead}")
 
 
 def shipped_recipes() -> dict[str, Path]:

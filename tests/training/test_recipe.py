@@ -399,11 +399,13 @@ def test_an_option_that_is_no_yaml_is_refused_as_a_mistake_of_the_user():
 def test_a_retired_option_is_dropped_where_it_is_off_and_refused_by_its_replacement(write):
     written = write("streaming: false\ncomet: null\nwindow_pairs: 100000\nmax_steps: 7")
     assert read_recipe([*written, "--streaming", "false"]).train.max_steps == 7
-    message = "streaming=True: this option has gone; use hf-vanilla prepare --streaming"
+    message = "streaming=True: there is no such option; use hf-vanilla prepare --streaming"
     for arguments in (write("streaming: true"), ["--streaming", "true"], ["--streaming=True"]):
         with pytest.raises(ValueError, match=message):
             read_recipe(arguments)
-    with pytest.raises(ValueError, match="comet='X/da': this option has gone; score the"):
+    with pytest.raises(ValueError, match="the same command resumes a stopped run"):
+        read_recipe(["--resume_from_checkpoint", "True"])
+    with pytest.raises(ValueError, match="comet='X/da': there is no such option; score the"):
         read_recipe(["--comet", "X/da"])
 
 
