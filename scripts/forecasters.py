@@ -42,7 +42,8 @@ from hf_vanilla.tracks.layout import Surroundings, scene_batches
 from hf_vanilla.tracks.scores import Protocol
 from hf_vanilla.tracks.windows import Windows, pasts_of_rows
 
-logger = logging.getLogger("hf_vanilla.forecasters")  # shown on the way
+# `run` shows the lines of the loggers below hf_vanilla
+logger = logging.getLogger("hf_vanilla.forecasters")
 
 SWEEP = Path(__file__).with_name("sweeps") / "junctions.yaml"
 SAME_AS_INTERLEAVED = "hierarchical, sequential"  # one layer for each part

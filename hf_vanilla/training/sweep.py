@@ -289,7 +289,7 @@ def run_sweep(request: tuple[Path, SweepOptions]) -> str:
     # seed by seed, so that a sweep that is not finished compares all runs
     waiting = [run for run in sweep.runs if not run.is_done(run.record(), sweep.test)]
     waiting.sort(key=lambda run: run.seed)
-    for run in waiting:  # before others take their time
+    for run in (run for run in waiting if run.record() is None):  # before others take their time
         for file in getattr(run.recipe().data, "named_files", ()):
             if not Path(file).exists():
                 raise FileNotFoundError(f"{path}: runs.{run.name}: {file}: no such file")

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -117,10 +118,13 @@ def test_signs_of_a_table_are_escaped_in_latex_and_markdown():
 
 
 def test_a_changed_test_set_is_translated_without_training(corpus_files, tmp_path, commands):
-    runs = {"small": {}}
+    runs, source = {"small": {}}, tmp_path / "train.source"
+    shutil.copy(corpus_files["train_source"], source)
+    corpus_files = {**corpus_files, "train_source": str(source)}
     path = write_sweep(tmp_path, corpus_files, runs=runs, seeds=[0], test=None)
     run_sweep((path, SweepOptions()))
     assert [name for name, _ in commands] == ["train"]
+    source.unlink()  # which is no longer needed
     test = {"source": tmp_path / "test.en", "reference": tmp_path / "test.de"}
     named = {name: str(file) for name, file in test.items()}
     write_sweep(tmp_path, corpus_files, runs=runs, seeds=[0], test=named)
