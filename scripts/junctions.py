@@ -21,6 +21,7 @@ from hf_vanilla.tracks.layout import Surroundings
 from hf_vanilla.tracks.road_maps import RoadMap
 from hf_vanilla.training.sweep import SweepOptions, read_sweep, run_sweep
 
+SWEEP = Path(__file__).parent / "sweeps" / "junctions.yaml"
 SCORES = "junction_scores.json"
 TEST_SEED = 2  # that of `evaluate`
 SCENES = 1000
@@ -44,7 +45,7 @@ COLUMNS = {
 class TableOptions(Options):
     """Train what is not trained yet, score it on new junctions, print the table."""
 
-    sweep: str = option("scripts/sweeps/junctions.yaml", "file of the runs")
+    sweep: str = option(str(SWEEP), "file of the runs")
     train: bool = option(default=True, text="train the runs that are not finished; else leave out")
     processes: int | None = option(None, "trainings at a time; default: one per core", at_least=1)
 

@@ -42,8 +42,13 @@ def split_folder(folder: Path, split: str) -> Path:
 
 
 def images_below(folder: str) -> Iterator[str]:
-    """Paths of the images of a folder at any depth, found by their suffix, sorted by name."""
+    """Paths of the images of a folder at any depth, found by their suffix, sorted by name.
+
+    Names that begin with a dot are left out, such as copies of Jupyter and of macOS.
+    """
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.name.startswith("."):
+            continue
         if entry.is_dir():
             yield from images_below(entry.path)
         elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
@@ -216,7 +221,7 @@ def read_image_folder(folder: Path) -> LabelledImages:
     Raises:
         ValueError: no class folders, an empty class, or names that differ by case alone.
     """
-    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    classes = sorted(entry.name for entry in _subfolders(folder))
     if not classes:
         raise ValueError(f"{folder} has no subfolders: put the images of each class into one")
     by_case = Counter(name.casefold() for name in classes)
@@ -401,9 +406,14 @@ def _open_row(whole: Callable[[int], "Image"], rows: np.ndarray, row: int) -> "I
 # --- inside ------------------------------------------------------------------------------------
 
 
+def _subfolders(folder: Path) -> list[Path]:
+    """Those that may be classes: no hidden ones."""
+    return [one for one in folder.iterdir() if one.is_dir() and not one.name.startswith(".")]
+
+
 def _check_no_splits(folder: Path, split: str) -> None:
     """Refuse to take splits for classes; a class may have the name of a split, but no folders."""
-    inner = [entry for entry in folder.iterdir() if entry.is_dir()]
+    inner = _subfolders(folder)
     splits = sorted(entry.name for entry in inner if entry.name.casefold() in SPLIT_NAMES)
     holds_classes = any(path.is_dir() for name in splits for path in (folder / name).iterdir())
     if splits and (holds_classes or len(splits) == len(inner)):

@@ -14,6 +14,7 @@ from .coco_scores import ObjectScores, coco_classes, score_detector, score_layer
 from .detector import load_detector
 from .digit_scenes import DIGIT_SCENES, VALIDATION_SEED, digit_scenes
 from .plot import save_layers, save_precision
+from .report import check_files
 from .sources import load_detection_images
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def evaluate_objects(options: EvaluateObjectsOptions) -> ObjectScores:
     else:
         images = load_detection_images(options.dataset, images=options.images, split=options.split)
     images = images.relabelled(detector.label_names)
-    images.require_files()
+    check_files(images)
     scores = score_detector(detector, images, batch_size=options.batch_size)
     if layers is not None:
         by_layer = score_layers(detector, images, batch_size=options.batch_size)

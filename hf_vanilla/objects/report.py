@@ -86,7 +86,7 @@ def problems(images: DetectionImages, num_queries: int = 100) -> list[str]:
             repeats(entry, DUPLICATE_IOU).any() for entry in used
         ],
     }
-    found = _file_faults(images)
+    found = file_faults(images)
     for fault, is_faulty in faults.items():
         found.append((list(compress(images.names, is_faulty)), fault))
     lines = [
@@ -105,7 +105,7 @@ def problems(images: DetectionImages, num_queries: int = 100) -> list[str]:
     return lines
 
 
-def _file_faults(images: DetectionImages) -> list[tuple[list[str], str]]:
+def file_faults(images: DetectionImages) -> list[tuple[list[str], str]]:
     """Files that are missing, unreadable, or of another size than the annotations say."""
     missing, unreadable, different = [], [], []
     for path, (height, width) in zip(images.files, images.sizes.tolist(), strict=False):
@@ -123,6 +123,21 @@ def _file_faults(images: DetectionImages) -> list[tuple[list[str], str]]:
         (unreadable, "images are damaged or no images: replace or remove them"),
         (different, "images have another size than their annotations: scale the boxes"),
     ]
+
+
+def check_files(images: DetectionImages) -> None:
+    """Refuse files that are missing, unreadable, or of another size; their pixels are not decoded.
+
+    Raises:
+        FileNotFoundError: images do not exist.
+        ValueError: others are unreadable or have another size than their annotations.
+    """
+    images.require_files()
+    for names, fault in file_faults(images):
+        if names:
+            raise ValueError(
+                f"{images.origin}: {len(names):,} {fault} ({', '.join(names[:SHOWN])})"
+            )
 
 
 def box_form_hint(images: DetectionImages) -> str | None:

@@ -45,7 +45,7 @@ from .detection import (
 from .detector import Detector
 from .digit_scenes import DIGIT_SCENES, VALIDATION_SEED, DigitScenes, digit_scenes
 from .options import DetectionData
-from .report import box_form_hint
+from .report import box_form_hint, check_files
 from .sources import load_detection_images
 from .trainer import processor_edges, with_class_head
 
@@ -87,7 +87,7 @@ def training_and_validation(
             images=options.validation_images,
             split=options.validation_split or "validation",
         ).relabelled(train.label_names)
-        validation.require_files()
+        check_files(validation)
         if (
             options.validation is None
             and options.validation_split != options.train_split
@@ -106,10 +106,11 @@ def check_trainable(images: DetectionImages, num_queries: int) -> None:
 
     Raises:
         ValueError: there is no object, an image has more objects than queries, or boxes are given
-            as shares or corners where left, top, width, height in pixels are expected.
+            as shares or corners where left, top, width, height in pixels are expected, or images
+            are unreadable or of another size than their annotations.
         FileNotFoundError: images do not exist.
     """
-    images.require_files()
+    check_files(images)
     counts = [len(entry.trained_on) for entry in images.objects]
     if not sum(counts):
         raise ValueError(

@@ -87,6 +87,8 @@ def ap_metrics(images: DetectionImages) -> Callable[[Any], dict[str, float]]:
 
     def compute(predictions: Any) -> dict[str, float]:
         # with labels, the losses come before them
+        if isinstance(predictions.predictions, list):
+            raise ValueError("eval_do_concat_batches=False: ap_metrics needs True, the default")
         logits, boxes = (torch.as_tensor(part) for part in predictions.predictions[-2:])
         if len(logits) != len(images):
             raise ValueError(

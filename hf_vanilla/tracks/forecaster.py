@@ -25,7 +25,7 @@ from hf_vanilla.options import option
 
 from .layout import Surroundings, run_model
 from .options import TrackFileOptions
-from .table import TrackTable, check_positive
+from .table import FARTHEST, TrackTable, check_positive
 
 STEP_TOLERANCE = 1e-3  # relative
 
@@ -146,6 +146,7 @@ class Forecaster:
                 twice in the frame; then nothing of the frame is stored.
         """
         # tensors hash by identity: the same agent would be another one in each frame
+        frame = frame.item() if isinstance(frame, Tensor) else frame
         rows = [(row[0].item() if isinstance(row[0], Tensor) else row[0], *row[1:]) for row in rows]
         self._check(frame, rows)
         self.newest = frame if self.newest is None else max(frame, self.newest)
@@ -167,9 +168,10 @@ class Forecaster:
             )
         agents = set()
         for agent, x, y in rows:
-            if not np.isfinite([x, y]).all():
+            if not (np.abs([x, y]) < FARTHEST).all():  # NaN too
                 raise ValueError(
-                    f"frame {frame}: ({x}, {y}) of agent {agent} is not finite: leave it out"
+                    f"frame {frame}: ({x}, {y}) of agent {agent} is not finite and below "
+                    f"{FARTHEST:g}: leave it out"
                 )
             if agent in agents or frame in self._history.get(agent, {}):
                 raise ValueError(f"frame {frame}: agent {agent} is there twice: keep one row")

@@ -381,7 +381,10 @@ def _chosen_checkpoints(options: AverageOptions) -> list[Path]:
             raise ValueError(f"best_by={options.best_by!r} needs best, the number of checkpoints")
         last, most = options.last or LAST_CHECKPOINTS, len(folders)
         if last > most:
-            raise ValueError(f"last={last}: {run} has {most} checkpoints; give 1 to {most}")
+            raise ValueError(
+                f"{run} keeps checkpoints: {most}, and last={last}: give 1 to {most}, or train "
+                "with a larger save_total_limit"
+            )
         return folders[-last:]
     if options.last is not None:
         raise ValueError(f"last={options.last} and best={options.best}: give one of them")

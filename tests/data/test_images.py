@@ -33,6 +33,9 @@ def test_a_folder_of_class_folders_is_read_in_a_fixed_order(tmp_path):
     colour_folder(tmp_path, count=3)
     (tmp_path / "red" / "notes.txt").write_text("no image")
     coloured(tmp_path / "red" / "deeper" / "x.JPEG", (230, 20, 20))
+    for hidden in (".ipynb_checkpoints/0.png", "red/.ipynb_checkpoints/0.png", "red/._0.png"):
+        coloured(tmp_path / hidden, (230, 20, 20))
+    (tmp_path / ".cache").mkdir()
     images = read_image_folder(tmp_path)
     assert images.label_names == ("blue", "red")
     assert images.labels.tolist() == [0, 0, 0, 1, 1, 1, 1]

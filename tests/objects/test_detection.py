@@ -110,8 +110,15 @@ def test_images_of_another_size_and_missing_ones_are_reported_and_refused(tmp_pa
     assert "scale the boxes (a.png: 60 x 40, not 30 x 20)" in told
     with pytest.raises(ValueError, match="60 x 40 pixels, but the annotations are of 30 x 20"):
         images.open(0)
-    with pytest.raises(FileNotFoundError, match=r"b\.png: no such file; .* names 1 images"):
-        images.require_files()
+    for message, entry in (
+        (r"b\.png: no such file; .* names 1 images", entries[1]),
+        (r"1 images are damaged or no images: .* \(c\.png\)", entries[2]),
+        (r"another size .* \(a\.png: 60 x 40, not 30 x 20\)", entries[0]),
+    ):
+        notes = annotation(image_id=entry["id"])
+        images = read_coco(write_coco(tmp_path, images=[entry], annotations=notes, size=(60, 40)))
+        with pytest.raises((FileNotFoundError, ValueError), match=message):
+            check_trainable(images, num_queries=9)  # before the first step
 
 
 IMAGE = {"id": 7, "file_name": "a.png", "width": 30, "height": 20}

@@ -299,6 +299,9 @@ def test_evaluation_by_trainer_equals_our_own_on_seven_images_in_batches_of_four
     assert theirs["eval_ap50"] == pytest.approx(ours["AP50"], abs=1e-9)
     with pytest.raises(ValueError, match=r"of 1 images, but ap_metrics got .* of eval_dataset"):
         trainer.evaluate(Subset(trainer.eval_dataset, [0]))
+    trainer.args.eval_do_concat_batches = False
+    with pytest.raises(ValueError, match="eval_do_concat_batches=False: ap_metrics needs True"):
+        trainer.evaluate()
 
 
 def test_trainer_gathers_logits_and_boxes_where_metrics_for_transformers_detr_read_them(tmp_path):

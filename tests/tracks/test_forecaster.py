@@ -92,7 +92,8 @@ def test_rows_may_be_a_tensor(model):
     in_numbers, in_tensors = Forecaster(model), Forecaster(model)
     for frame in range(3):
         expected = in_numbers.observe(frame, [(7, frame, 0.5)])
-        found = in_tensors.observe(frame, torch.tensor([[7, frame, 0.5]]))
+        rows = torch.tensor([[7, frame, 0.5]])
+        found = in_tensors.observe(torch.tensor(frame), rows)
     assert found.agents == (7,)
     assert_allclose(found.trajectories, expected.trajectories)
 
@@ -102,6 +103,7 @@ def test_rows_may_be_a_tensor(model):
     [
         (15, [("a", 0.0, 0.0)], "frame 15 lies between two steps of 10"),
         (20, [("a", float("nan"), 0.0)], "agent a is not finite"),
+        (20, [("a", 0.0, -1e300)], r"\(0.0, -1e\+300\) of agent a is not finite and below 1e\+12"),
         (20, [("a", 0.0, 0.0), ("a", 1.0, 0.0)], "agent a is there twice"),
         (10, [("a", 0.0, 0.0)], "agent a is there twice"),
     ],
