@@ -1,5 +1,7 @@
 """Options of the commands that read tracks, and what a recipe can set for the three tasks."""
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -14,6 +16,8 @@ from .built_in_tracks import BUILT_IN, built_in_tracks
 from .eth_ucy import TEST_FILES
 from .formats import FORMATS, TrackSource, read_columns, read_homography, read_tracks
 from .table import TrackTable, resample
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from hf_vanilla.training.options import TrainRecipe
@@ -203,6 +207,28 @@ class SceneOptions(WindowOptions):  # flat on the command line
                 last, length = table.frame[of_scene].max(), np.ptp(table.frame[of_scene])
                 rows |= of_scene & (table.frame > last - self.validation_share * length)
         return rows
+
+
+# fields of a config that only these forms read
+FORMS_OF = {
+    **dict.fromkeys(("forcing_loss_weight", "rollout_loss_weight"), ("one",)),
+    "constant_velocity_share": ("one", "tf_paper"),
+    "num_codes": ("quantized", "tf_quantized_paper"),
+    **dict.fromkeys(("fusion", "encoder", "num_latents"), ("fusion",)),
+    "num_regions": ("proposals", "proposals_paper"),
+    **dict.fromkeys(("neighbor_distance", "num_neighbors"), ("neighbors",)),
+    **dict.fromkeys(("field_of_view", "raster_cells"), ("neighbors",)),
+    "gate_reduction": ("gate",),
+}
+
+
+def warn_unread(form: str, names: Iterable[str]) -> None:
+    """Warn of fields that a recipe sets and only other forms read."""
+    for name in names:
+        forms = FORMS_OF.get(name, (form,))
+        if form not in forms:
+            others = " and ".join(forms)
+            logger.warning("model.%s changes nothing in form %s: %s read it", name, form, others)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from .card import CARD
 from .eth_ucy import leave_one_out
 from .forecaster import check_rate, class_name, new_forecaster
 from .layout import model_inputs
-from .options import WindowOptions
+from .options import WindowOptions, warn_unread
 from .scores import Protocol, TrackScores, TrackSums, add_windows
 from .table import TrackTable, resample
 from .windows import Windows, cut_windows
@@ -49,6 +49,7 @@ def prepare_tracks(recipe: Recipe) -> tuple[Windows, Windows | None, dict[str, A
         OSError: a file cannot be read.
     """
     options: WindowOptions = recipe.data
+    warn_unread(getattr(options, "form", ""), recipe.model)
     config = recipe.config()
     tables = training_and_validation(options)
     is_new = recipe.train.initial_model is None

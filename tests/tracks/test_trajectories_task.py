@@ -12,9 +12,10 @@ from process_runs import assert_processes_agree
 from torch.testing import assert_close
 from transformers import AutoModelForTimeSeriesPrediction
 
+from hf_vanilla.families import load_part, task_entry
 from hf_vanilla.tracks import eth_ucy
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
-from hf_vanilla.tracks.options import TrackDataOptions
+from hf_vanilla.tracks.options import FORMS_OF, TrackDataOptions
 from hf_vanilla.tracks.task import WindowOrder, prepare, training_and_validation
 from hf_vanilla.training.options import TrainRecipe
 from hf_vanilla.training.recipe import Recipe, read_recipe
@@ -244,6 +245,22 @@ def test_a_new_model_is_not_validated_on_tracks_of_another_rate(tracks, tmp_path
 def test_options_that_cannot_be_met_are_refused(tracks, tmp_path, data, message):
     with pytest.raises(ValueError, match=message):
         recipe(tmp_path / "run", tracks, data=data)
+
+
+def test_a_field_that_the_form_does_not_read_is_named(tracks, tmp_path, caplog):
+    def named(form):
+        fields = replace(recipe(tmp_path, tracks, data={"form": form}), model={"num_codes": 7})
+        caplog.clear()
+        prepare(fields)
+        return "model.num_codes changes nothing in form" in caplog.text
+
+    assert named("modes")
+    assert not named("quantized")
+    entries = [task_entry(name) for name in ("trajectories", "scene_trajectories")]
+    configs = [load_part(entry.config)() for entry in entries]
+    for name, forms in FORMS_OF.items():
+        known = next(e for e, config in zip(entries, configs, strict=True) if hasattr(config, name))
+        assert {*forms} < {*known.forms}
 
 
 def test_tracks_that_are_too_short_are_named(tmp_path):
