@@ -227,8 +227,9 @@ def warn_unread(form: str, names: Iterable[str]) -> None:
     for name in names:
         forms = FORMS_OF.get(name, (form,))
         if form not in forms:
-            others = " and ".join(forms)
-            logger.warning("model.%s changes nothing in form %s: %s read it", name, form, others)
+            others = ", ".join(forms)
+            told = "model.%s changes nothing in form %s; forms that read it: %s"
+            logger.warning(told, name, form, others)
 
 
 @dataclass(frozen=True, kw_only=True)
