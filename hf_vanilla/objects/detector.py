@@ -5,9 +5,12 @@ Shapes: B batch, Q queries, K classes, S = h * w positions of the feature map.
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +38,7 @@ from .sources import read_coco
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageFont import FreeTypeFont
 
     from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 
@@ -45,6 +49,8 @@ FORMATS = ("jsonl", "coco")
 COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
 SMALLEST_SIDE = 256  # smaller images are enlarged, so that labels can be read
 LARGEST_SIDE = 4096  # but not beyond this: a thin image would fill the memory
+LETTER_SHARE, SMALLEST_LETTERS = 1 / 50, 12  # size by that of the image, and at least, in pixels
+SYSTEM_FONTS = ("DejaVuSans.ttf", "Arial.ttf", "arial.ttf")
 
 
 @dataclass(frozen=True)
@@ -347,25 +353,50 @@ def _drawing(
 
 
 def drawn_objects(image: "Image", found: Detections, label_names: Sequence[str]) -> "Image":
-    """A copy of an RGB image with boxes, labels and scores; small images are enlarged."""
+    """A copy of an RGB image with boxes, labels and scores; small images are enlarged.
+
+    Letters and lines grow with the image.
+    """
     from PIL import Image, ImageDraw
 
     factor = max(1, min(-(-SMALLEST_SIDE // min(image.size)), LARGEST_SIDE // max(image.size)))
     size = (image.width * factor, image.height * factor)
     picture = image.resize(size, Image.Resampling.NEAREST) if factor > 1 else image.copy()
     pen = ImageDraw.Draw(picture)
+    letters = max(SMALLEST_LETTERS, round(math.prod(size) ** 0.5 * LETTER_SHARE))
+    font = _label_font(letters, is_ascii="".join(label_names).isascii())
     for label, score, box in zip(found.labels, found.scores, found.boxes, strict=True):
         colour = COLOURS[int(label) % len(COLOURS)]
         left, top, right, bottom = (box * factor).tolist()
         if right < left or bottom < top:
             continue
-        pen.rectangle((left, top, right, bottom), outline=colour, width=2)
+        pen.rectangle((left, top, right, bottom), outline=colour, width=letters // 6)
         text = f"{label_names[label]} {score:.2f}"
-        corner = (left + 3, max(top - 14, 0))
-        x0, y0, x1, y1 = pen.textbbox(corner, text)
-        pen.rectangle((x0 - 2, y0 - 2, x1 + 2, y1 + 2), fill=colour)  # a margin, on dark images
-        pen.text(corner, text, fill="black")
+        wide, high = round(font.getlength(text)) + letters // 2, sum(font.getmetrics())
+        x, y = round(max(0, min(left, size[0] - wide))), round(max(0, top - high))
+        pen.rectangle((x, y, x + wide, y + high), fill=colour)
+        pen.text((x + letters // 4, y), text, fill="black", font=font)
     return picture
+
+
+@cache
+def _label_font(size: int, *, is_ascii: bool) -> "FreeTypeFont":
+    """The font of matplotlib or of the system; Pillow's own has no letters beyond ASCII."""
+    from PIL import ImageFont
+
+    names = list(SYSTEM_FONTS)
+    if (found := find_spec("matplotlib")) and found.origin:
+        data = Path(found.origin).parent / "mpl-data"
+        names.insert(0, str(data / "fonts" / "ttf" / "DejaVuSans.ttf"))
+    for name in names:
+        with suppress(OSError):
+            return ImageFont.truetype(name, size)
+    if not is_ascii:
+        logger.warning(
+            "drawings show letters beyond ASCII as boxes, as no font has them: "
+            "pip install 'hf-vanilla[plot]' installs one"
+        )
+    return ImageFont.load_default(size)
 
 
 # --- attention -----------------------------------------------------------------------------------

@@ -123,6 +123,28 @@ def test_the_name_of_a_box_is_readable_on_a_black_image():
         assert (edge == label[0, 0]).all()  # no letter touches the image beside the label
 
 
+def test_letters_and_lines_of_a_drawing_grow_with_the_image_and_have_umlauts(monkeypatch, caplog):
+    def drawn(size, name):
+        box = np.array([[0.2, 0.5, 0.8, 0.9]]) * [*size, *size]
+        found = Detections(np.array([0]), box, np.array([0.97]), np.array([0]))
+        return np.asarray(drawn_objects(Image.new("RGB", size), found, (name,)))
+
+    small, large = (drawn((256 * n, 192 * n), "Tür").any(2) for n in (2, 16))
+    of_label = [shown[: len(shown) // 2].any(1).sum() for shown in (small, large)]
+    of_sides = [shown[len(shown) * 7 // 10].sum() for shown in (small, large)]
+    for low, high in (of_label, of_sides):
+        assert 5 < high / low < 8
+    assert (drawn((512, 384), "Tür") != drawn((512, 384), "Tör")).any()
+    assert not caplog.records
+
+    monkeypatch.setattr("hf_vanilla.objects.detector.find_spec", lambda _: None)
+    monkeypatch.setattr("hf_vanilla.objects.detector.SYSTEM_FONTS", ())
+    drawn((1000, 1000), "Tuer")
+    assert not caplog.records
+    drawn((1000, 1000), "Tür")
+    assert "as boxes, as no font has them: pip install 'hf-vanilla[plot]'" in caplog.text
+
+
 def test_coco_results_carry_the_ids_of_the_annotations(folder, capsys, tmp_path):
     tiny_detector(folder / "model", names=("car", "dog"))
     annotations = write_coco(tmp_path / "coco")
