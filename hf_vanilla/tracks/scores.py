@@ -314,8 +314,14 @@ def add_windows(
 _SINGLE = "track of the smallest expected distance"
 _SHARES = ("miss_rate", "off_speed_share", "collision_share", "joint_collision_share")
 _NATS = ("kde_nll", "density_nll")
-_OVER_ALL = ("miss_rate", "brier_minFDE", *_NATS)
-_TOGETHER = "of futures of scenes of two or more people"
+_OVER_ALL = {  # what is compared where there are several futures
+    "miss_rate": "closest of {} final positions per agent",
+    "brier_minFDE": "closest of {} final positions per agent, and its probability",
+    "kde_nll": "all {} futures per agent",
+    "density_nll": "all {} futures per agent",
+    "off_speed_share": "all {} futures per agent",
+}
+_TOGETHER = "of futures of scenes of two or more agents"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,13 +367,13 @@ class Protocol:
 
     def line(self, modes: int = 1, *, single: str = "top-scored track") -> str:
         """The protocol of a score over so many modes; `single` says which one, if it is one."""
-        cut = "per scene of two or more" if self.with_company else "per person"
+        cut = "per scene of two or more" if self.with_company else "per agent"
         masked = ", missing steps masked" if self.allow_missing else ""
         parts = [
             self.data,
             f"{self.observed} -> {self.predicted} steps of {self.step_seconds:g} s",
             f"{cut}, stride {self.stride}, {self.windows:,} windows{masked}",
-            f"best of {modes} per person, ADE and FDE separately" if modes > 1 else single,
+            f"best of {modes} per agent, ADE and FDE separately" if modes > 1 else single,
         ]
         return " | ".join([*parts, f"seed {self.seed}"] if self.seed else parts)
 
@@ -388,17 +394,22 @@ class TrackScores:
         return "\n".join(self._line(name, value) for name, value in self.values.items())
 
     def _line(self, name: str, value: float) -> str:
-        digits = "".join(filter(str.isdigit, name))
-        modes = int(digits or 1)
-        if name in _OVER_ALL:
-            modes = max(int(name[6:]) for name in self.values if name.startswith("minADE"))
+        modes = int("".join(filter(str.isdigit, name)) or 1)
         if name in _SHARES:
             shown = f"{100 * value:.2f} %"
         else:
             shown = f"{value:.3f} {'nats' if name in _NATS else self.protocol.unit}"
+        line = self.protocol.line(**{"modes": modes} | self._compared(name, modes))
+        return f"{name} {shown} | {line}"
+
+    def _compared(self, name: str, modes: int) -> dict[str, Any]:
+        """What a score compares, as arguments of a protocol's line; none: what the line says."""
         if name.startswith("single_"):
-            return f"{name} {shown} | {self.protocol.line(single=_SINGLE)}"
+            return {"single": _SINGLE}
         if name.startswith(("minJ", "joint_")):
             best = f"best of {modes}" if name.startswith("minJ") else "all"
-            return f"{name} {shown} | {self.protocol.line(single=f'{best} {_TOGETHER}')}"
-        return f"{name} {shown} | {self.protocol.line(modes)}"
+            return {"modes": 1, "single": f"{best} {_TOGETHER}"}
+        counts = [int(other[6:]) for other in self.values if other.startswith("minADE")]
+        if name in _OVER_ALL and max(counts, default=1) > 1:
+            return {"single": _OVER_ALL[name].format(max(counts))}
+        return {}

@@ -87,7 +87,7 @@ def test_joint_scores_are_printed_with_what_they_compare():
     values = {"minADE20": 0.1, "minJADE20": 0.25, "joint_collision_share": 0.014}
     lines = str(TrackScores(values, PROTOCOL)).splitlines()
     assert lines[1].startswith("minJADE20 0.250 m |")
-    assert lines[1].endswith("best of 20 of futures of scenes of two or more people | seed 0")
+    assert lines[1].endswith("best of 20 of futures of scenes of two or more agents | seed 0")
     assert lines[2].startswith("joint_collision_share 1.40 % |")
 
 

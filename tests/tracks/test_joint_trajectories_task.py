@@ -110,7 +110,7 @@ def test_the_first_stage_learns_and_leaves_a_folder_with_rate_and_scores(first_s
     assert model.config.step_seconds == 0.4
     card = (first_stage / "README.md").read_text(encoding="utf-8")
     assert "minJADE4" in card
-    assert "validation part | 5 -> 3 steps of 0.4 s | per person" in card
+    assert "validation part | 5 -> 3 steps of 0.4 s | per agent" in card
 
 
 def test_the_second_stage_holds_the_first_unchanged_and_learns(first_stage, second_stage):

@@ -87,7 +87,7 @@ def test_a_run_learns_and_leaves_a_folder_with_scores(trained):
     assert model.config.step_seconds == 0.4
     card = (trained / "README.md").read_text(encoding="utf-8")
     assert "300 scenes, 30 maps of lanes" in card
-    assert "validation part | 8 -> 3 steps of 0.4 s | per person" in card
+    assert "validation part | 8 -> 3 steps of 0.4 s | per agent" in card
 
 
 @pytest.mark.parametrize("form", SCENE_FORMS)

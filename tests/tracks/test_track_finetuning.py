@@ -51,7 +51,7 @@ def test_a_finetuned_model_has_a_smaller_error_and_keeps_rate_and_scale(start, t
     assert model.config.largest_step > 0.3
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "minADE3" in card
-    assert "validation part | 5 -> 4 steps of 0.4 s | per person" in card
+    assert "validation part | 5 -> 4 steps of 0.4 s | per agent" in card
     asked = ["--dataset", tracks, "--frame_seconds", "0.4", "--device", "cpu"]
     errors = [
         evaluate(read_evaluation(["--model", name, *asked])).values["minADE3"]

@@ -128,12 +128,23 @@ def test_pairs_of_one_scene_collide_where_they_come_closer():
 
 
 def test_no_score_is_shown_without_its_protocol():
-    lines = str(TrackScores({"minADE1": 0.5, "minADE20": 0.25, "miss_rate": 0.1}, PROTOCOL))
-    assert lines.splitlines()[1] == (
-        "minADE20 0.250 m | walks | 8 -> 12 steps of 0.4 s | per person, stride 1, 1,197 windows | "
-        "best of 20 per person, ADE and FDE separately | seed 0"
+    values = {"minADE1": 0.5, "minADE20": 0.25, "miss_rate": 0.1, "brier_minFDE": 1.0}
+    values |= {"kde_nll": 2.0, "off_speed_share": 0.5}
+    lines = str(TrackScores(values, PROTOCOL)).splitlines()
+    assert lines[1] == (
+        "minADE20 0.250 m | walks | 8 -> 12 steps of 0.4 s | per agent, stride 1, 1,197 windows | "
+        "best of 20 per agent, ADE and FDE separately | seed 0"
     )
-    assert lines.splitlines()[2].startswith("miss_rate 10.00 % | walks")
+    assert lines[2].startswith("miss_rate 10.00 % | walks")
+    for line, compared in (
+        (lines[0], "top-scored track"),
+        (lines[2], "closest of 20 final positions per agent"),
+        (lines[3], "closest of 20 final positions per agent, and its probability"),
+        (lines[4], "all 20 futures per agent"),
+        (lines[5], "all 20 futures per agent"),
+        (str(TrackScores({"minADE1": 0.5, "miss_rate": 0.1}, PROTOCOL)), "top-scored track"),
+    ):
+        assert line.endswith(f"1,197 windows | {compared} | seed 0")
 
 
 # --- models without weights --------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_a_run_learns_and_leaves_a_folder_with_rate_and_scores(tracks, tmp_path,
     assert model.config.step_seconds == 0.4
     assert 0.2 < model.config.velocity_std < 0.5
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert "validation part | 5 -> 4 steps of 0.4 s | per person" in card
+    assert "validation part | 5 -> 4 steps of 0.4 s | per agent" in card
 
 
 @pytest.mark.slow
