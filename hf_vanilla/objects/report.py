@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 from itertools import compress
+from pathlib import Path
 
 import numpy as np
 
@@ -107,7 +108,7 @@ def problems(images: DetectionImages, num_queries: int = 100) -> list[str]:
 
 def file_faults(images: DetectionImages) -> list[tuple[list[str], str]]:
     """Files that are missing, unreadable, or of another size than the annotations say."""
-    missing, unreadable, different = [], [], []
+    missing, unreadable, different, turned = [], [], [], []
     for path, (height, width) in zip(images.files, images.sizes.tolist(), strict=False):
         try:
             found = header_size(path)
@@ -117,11 +118,14 @@ def file_faults(images: DetectionImages) -> list[tuple[list[str], str]]:
             unreadable.append(path.name)
         else:
             if found != (height, width):
-                different.append(f"{path.name}: {found[1]} x {found[0]}, not {width} x {height}")
+                is_turned = found == (width, height) and _is_turned(path)
+                names = turned if is_turned else different
+                names.append(f"{path.name}: {found[1]} x {found[0]}, not {width} x {height}")
     return [
         (missing, "images do not exist: correct file_name, or give their folder"),
         (unreadable, "images are damaged or no images: replace or remove them"),
         (different, "images have another size than their annotations: scale the boxes"),
+        (turned, "images are turned by their EXIF data: annotate what it shows, or remove it"),
     ]
 
 
@@ -138,6 +142,14 @@ def check_files(images: DetectionImages) -> None:
             raise ValueError(
                 f"{images.origin}: {len(names):,} {fault} ({', '.join(names[:SHOWN])})"
             )
+
+
+def _is_turned(path: Path) -> bool:
+    """Whether EXIF data exchanges width and height of an image."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return header_size(path) != (image.height, image.width)
 
 
 def box_form_hint(images: DetectionImages) -> str | None:

@@ -108,6 +108,17 @@ def test_images_of_another_size_and_missing_ones_are_reported_and_refused(tmp_pa
     assert "1 images do not exist: correct file_name, or give their folder (b.png)" in told
     assert "1 images are damaged or no images" in told
     assert "scale the boxes (a.png: 60 x 40, not 30 x 20)" in told
+    assert "EXIF" not in told
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    Image.new("RGB", (30, 20)).save(tmp_path / "c.png", exif=exif)
+    told = detection_report(images)
+    assert (
+        "1 images are turned by their EXIF data: annotate what it shows, or remove it "
+        "(c.png: 20 x 30, not 30 x 20)"
+    ) in told
+    Image.new("RGB", (20, 30)).save(tmp_path / "c.png")
+    assert "c.png: 20 x 30, not 30 x 20" in detection_report(images).split("scale the boxes")[1]
     with pytest.raises(ValueError, match="60 x 40 pixels, but the annotations are of 30 x 20"):
         images.open(0)
     for message, entry in (
