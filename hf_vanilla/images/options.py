@@ -14,7 +14,7 @@ NATS = "nats per image"
 MEASURES = {
     "accuracy": Measure("validation accuracy", "% of images", better="higher", precision=2),
     "nll": Measure("validation NLL", NATS, better="lower", log_name="validation_nll"),
-    "loss": Measure("training loss (smoothed targets)", NATS),
+    "loss": Measure("training loss", NATS),
     "train_accuracy": Measure("training accuracy", "% of images", precision=2),
 }
 

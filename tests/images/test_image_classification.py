@@ -78,6 +78,7 @@ def test_a_run_learns_colours_and_leaves_a_folder_that_transformers_loads(images
     assert "trained with hf_vanilla on images:" in card  # the folder, not its part train
     assert "accuracy 100.00 %" in card
     assert "pipeline_tag: image-classification" in card
+    assert "| training loss at the end |" in card  # whether targets are smoothed or not
     assert str(tmp_path) not in card.split("```yaml")[0]
 
 
