@@ -338,7 +338,7 @@ def _add_option(group: Any, declared: Field, hint: Any) -> None:
             dest=declared.name,
             action="store_false",
             default=False,
-            help=text,
+            help=f"opposite of --{declared.name}",
         )
 
 

@@ -28,6 +28,7 @@ class OtherOptions:
 
     name: str | None = field(default=None, metadata={"help": "a name"})
     files: list[str] = field(default_factory=list, metadata={"help": "files"})
+    sorts: bool = field(default=True, metadata={"help": "sort them; else not"})
 
 
 def test_options_of_one_class_come_as_one_and_of_several_as_values_by_name():
@@ -57,6 +58,8 @@ def test_help_lists_every_option_and_ends_with_the_epilog(capsys):
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert all(f"--{name}" in text for name in ("model", "count", "name"))
+    assert text.count("sort them; else not") == 1
+    assert "opposite of --sorts" in text.split("--no_sorts")[1]
     assert text.rstrip().endswith("last words")
 
 
