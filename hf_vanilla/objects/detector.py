@@ -31,7 +31,7 @@ from hf_vanilla.data.image_models import (
     read_image_request,
 )
 from hf_vanilla.data.images import as_rgb, open_image
-from hf_vanilla.options import option
+from hf_vanilla.options import install_hint, option
 
 from .detection import ObjectArrays, resized_size
 from .sources import read_coco
@@ -393,8 +393,8 @@ def _label_font(size: int, *, is_ascii: bool) -> "FreeTypeFont":
             return ImageFont.truetype(name, size)
     if not is_ascii:
         logger.warning(
-            "drawings show letters beyond ASCII as boxes, as no font has them: "
-            "pip install 'hf-vanilla[plot]' installs one"
+            "drawings show letters beyond ASCII as boxes, as no font has them; %s brings one",
+            install_hint("plot"),
         )
     return ImageFont.load_default(size)
 

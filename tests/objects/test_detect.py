@@ -142,7 +142,7 @@ def test_letters_and_lines_of_a_drawing_grow_with_the_image_and_have_umlauts(mon
     drawn((1000, 1000), "Tuer")
     assert not caplog.records
     drawn((1000, 1000), "Tür")
-    assert "as boxes, as no font has them: pip install 'hf-vanilla[plot]'" in caplog.text
+    assert "as boxes, as no font has them; pip install -e '.[plot]'" in caplog.text
 
 
 def test_coco_results_carry_the_ids_of_the_annotations(folder, capsys, tmp_path):
