@@ -42,15 +42,28 @@ function showLayers() {
 
 function showHeads() {
   part("heads").replaceChildren();
+  showPlain();
   if (layer === ROLLOUT) showWeights(answer.rollout, "attention rollout through all layers");
   else answer.weights[layer].forEach((weights, head) => showWeights(weights, `head ${head}`));
 }
+
+// The picture without weights, beside those with them.
+function showPlain() {
+  const figure = part("heads").appendChild(document.createElement("figure"));
+  const text = "what the model sees";
+  Object.assign(picture, { alt: text, width: SHOWN_PIXELS, height: shownHeight() });
+  picture.classList.toggle("is-enlarged", picture.naturalWidth <= SHOWN_PIXELS);
+  figure.append(picture);
+  made("figcaption", text, figure);
+}
+
+const shownHeight = () => Math.round((SHOWN_PIXELS * picture.naturalHeight) / picture.naturalWidth);
 
 function showWeights(weights, name) {
   const figure = part("heads").appendChild(document.createElement("figure"));
   const canvas = figure.appendChild(document.createElement("canvas"));
   canvas.width = SHOWN_PIXELS;
-  canvas.height = Math.round((SHOWN_PIXELS * picture.naturalHeight) / picture.naturalWidth);
+  canvas.height = shownHeight();
   const drawing = canvas.getContext("2d");
   drawing.imageSmoothingEnabled = picture.naturalWidth > SHOWN_PIXELS;
   drawing.drawImage(picture, 0, 0, canvas.width, canvas.height);

@@ -201,6 +201,7 @@ def test_the_page_works_by_touch_and_nothing_moves_on_a_slow_phone(visit, files)
         labels = tab.locator(".labels li")
         tab.locator("input.file").set_input_files(files / "picture.png")
         labels.nth(4).wait_for()
+        assert tab.evaluate("document.documentElement.scrollWidth") <= PHONE["viewport"]["width"]
         first = labels.all_inner_texts()
         tab.get_by_role("radio", name="all, as rollout").tap()
         assert len(shown_weights(tab)) == 1
@@ -234,11 +235,15 @@ def by_mouse(tab, classifier, files):
     assert tab.locator(".labels .name").all_inner_texts() == names
     assert shown_weights(tab) == expected["weights"][-1]  # the last layer is shown first
     share = f"head 0: {sum(expected['weights'][-1][0]) / 1e4:.0f} % on patches"
-    assert tab.locator("figcaption").first.inner_text() == share
+    assert tab.locator("figcaption").nth(1).inner_text() == share
+    plain = tab.get_by_role("img", name="what the model sees")
+    assert plain.get_attribute("src") == expected["image"]
+    assert plain.bounding_box()["y"] == tab.locator("figure canvas").first.bounding_box()["y"]
     tab.get_by_role("radio", name="0", exact=True).check()
     assert shown_weights(tab) == expected["weights"][0]
     tab.get_by_role("radio", name="all, as rollout").check()
     assert shown_weights(tab) == [expected["rollout"]]
+    assert plain.is_visible()
 
     tab.locator("input.file").set_input_files(files / "text.png")
     tab.get_by_role("alert").filter(has_text="The picture is damaged or no image").wait_for()
