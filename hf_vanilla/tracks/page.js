@@ -246,6 +246,9 @@ for (const name of ["truth", "straight"]) {
 
 call("start", {}).then((found) => {
   settings = found;
+  part("about-joint").hidden = !found.isJoint;
+  part("about-others").hidden = !found.looksAtOthers;
+  part("about-lanes").hidden = !found.hasLanes;
   const seconds = (steps) => `${(steps * found.stepSeconds).toFixed(1)} s`;
   made("span", found.model, part("about"), { class: "model", title: found.model });
   part("about").append(

@@ -97,6 +97,8 @@ class TracksPage:
         return {
             "model": self.name,
             "isJoint": is_joint,
+            "looksAtOthers": has_scene_attention(self.model),
+            "hasLanes": any(road is not None for road in table.maps or ()),
             "observed": config.observed_steps,
             "predicted": config.predicted_steps,
             "stepSeconds": config.step_seconds,

@@ -153,6 +153,7 @@ def test_settings_name_the_model_and_scenes_with_their_frames(page, folder):
     settings = page.start()
     assert settings["model"] == Path(folder).name  # visitors see no path of the server
     assert (settings["observed"], settings["predicted"], settings["unit"]) == (5, 3, "m")
+    assert not settings["isJoint"] | settings["looksAtOthers"] | settings["hasLanes"]
     (scene,) = settings["scenes"]
     assert scene == {"number": 0, "name": "square", "first": 0, "last": 11, "step": 1}
 
@@ -196,7 +197,7 @@ def test_models_of_scenes_have_the_page_of_tracks(joint_folder, tracks, tmp_path
 
 def test_a_joint_model_shows_whom_each_agent_looks_at(scene_page):
     settings = scene_page.start()
-    assert settings["isJoint"]
+    assert settings["isJoint"] & settings["looksAtOthers"]
     assert settings["width"] == pytest.approx(40 * 0.5)  # 40 steps of half a metre
     agents = scene_page.frame(0, 6)["agents"]
     assert [np.shape(agent["tracks"]) for agent in agents] == [(4, 3, 2)] * 2
@@ -228,6 +229,9 @@ def test_a_model_of_agents_and_lanes_shows_whom_an_agent_looks_at(tmp_path):
     sizes = {"observed_steps": 8, "max_others": 1, "max_lanes": 3}
     scene_model("early full", **sizes).float().save_pretrained(tmp_path)
     page = TracksPage(str(tmp_path), tracks="junctions")
+    settings = page.start()
+    assert not settings["isJoint"]
+    assert settings["looksAtOthers"] & settings["hasLanes"]
     found = page.frame(3, 7)
     for row, agent in enumerate(found["agents"]):
         own, others, lanes = (np.array(agent[name]) for name in ("looks", "others", "lanes"))
@@ -267,6 +271,12 @@ def test_draw_a_path_then_step_through_a_scene_by_mouse(visit):
 
 def by_mouse(shown):
     """Draw a path, choose futures, step through the scene, and show what really came."""
+    expect(shown.locator(".hint")).to_contain_text("Arrow keys")
+    assert not shown.get_by_text("A model of whole scenes").is_visible()
+    assert not shown.get_by_text("Lines to other agents").is_visible()
+    expect(shown.locator(".legend span:visible")).to_have_text(
+        ["observed", re.compile("^ ?future"), "what really came", "constant velocity"]
+    )
     box = shown.locator(".plane").bounding_box()
     shown.mouse.move(box["x"] + 100, box["y"] + 200)
     shown.mouse.down()
