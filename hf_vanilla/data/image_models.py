@@ -318,4 +318,4 @@ def _reported(
     if not count and STDIN not in request.paths:
         endings = ", ".join(sorted(IMAGE_SUFFIXES))
         raise ImageError(f"{', '.join(request.paths)}: no files ending in {endings}")
-    logger.info("%d images, %d of them unreadable", count, len(unreadable))
+    logger.info("images: %s, unreadable: %s", f"{count:,}", f"{len(unreadable):,}")

@@ -133,8 +133,8 @@ def forecasts(
             bar.update(len(selected))
     if left_out:
         logger.warning(
-            "%d of %d rows have fewer than %d observed steps and no forecast",
-            *(left_out, len(rows), least_observed),
+            "%s of %s rows have fewer than %d observed steps and no forecast",
+            *(f"{left_out:,}", f"{len(rows):,}", least_observed),
         )
 
 

@@ -158,8 +158,8 @@ class SceneTask(TrackTask):
         """Log number and size of the training scenes, and how many are cut."""
         limit = self.options.max_agents
         logger.info(
-            "training: %d scenes of up to %d agents; %d are cut to max_agents=%d%s",
-            *(len(self.sizes), self.sizes.max(), (self.sizes > limit).sum(), limit, beside),
+            "training: %s scenes of up to %d agents; %d are cut to max_agents=%d%s",
+            *(f"{len(self.sizes):,}", self.sizes.max(), (self.sizes > limit).sum(), limit, beside),
         )
 
 

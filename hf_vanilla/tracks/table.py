@@ -133,9 +133,10 @@ class TrackTable:
     def describe(self) -> str:
         """Rows, agents, scenes, rate, gaps and jumps in one line."""
         jumps = int((self.displacements > LONGEST_STEP).sum())
+        scenes = len(np.unique(self.scene))
         return (
             f"{len(self):,} rows, {len(np.unique(self.agent)):,} agents, "
-            f"{len(np.unique(self.scene)):,} scenes, steps of {self.step_seconds:g} s; "
+            f"{scenes:,} {'scene' if scenes == 1 else 'scenes'}, steps of {self.step_seconds:g} s; "
             f"{self.gaps:,} gaps, {jumps:,} steps of more than {LONGEST_STEP:g} {self.unit}"
         )
 

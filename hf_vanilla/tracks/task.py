@@ -77,8 +77,8 @@ def prepare_tracks(recipe: Recipe) -> tuple[Windows, Windows | None, dict[str, A
             "--validation_share, or none by --validation_share 0"
         )
     described = tables[0].describe() + options.left_out
-    logger.info("training: %s; %d windows", described, len(train))
-    logger.info("validation: %s windows", 0 if validation is None else len(validation))
+    logger.info("training: %s; %s windows", described, f"{len(train):,}")
+    logger.info("validation: %s windows", f"{0 if validation is None else len(validation):,}")
     return train, validation, measured_fields(tables[0])
 
 

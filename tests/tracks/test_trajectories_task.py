@@ -204,6 +204,16 @@ def test_a_share_of_less_than_one_agent_is_a_warning(tmp_path, caplog):
     assert training_and_validation(replace(options, validation_share=0.2))[1] is not None
 
 
+def test_counts_of_the_log_are_written_as_people_read_them(tmp_path, caplog):
+    path = tmp_path / "long.csv"
+    rows = [f"{frame},{agent},{0.5 * frame},0" for agent in range(6) for frame in range(208)]
+    path.write_text("\n".join(["frame,agent,x,y", *rows]), encoding="utf-8")
+    with caplog.at_level(logging.INFO):
+        prepare(recipe(tmp_path / "run", path, data={"validation_share": 0.0}))
+    assert "training: 1,248 rows, 6 agents, 1 scene, steps of 0.4 s; 0 gaps" in caplog.text
+    assert "; 1,200 windows" in caplog.text
+
+
 def test_a_scene_with_one_person_has_scores_alone_and_none_in_company(tmp_path):
     path = tmp_path / "one.csv"
     rows = [f"{frame},1,{0.5 * frame},0" for frame in range(22)]
