@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -396,7 +396,7 @@ def _label_font(size: int, *, is_ascii: bool) -> "FreeTypeFont":
             "drawings show letters beyond ASCII as boxes, as no font has them; %s brings one",
             install_hint("plot"),
         )
-    return ImageFont.load_default(size)
+    return cast("FreeTypeFont", ImageFont.load_default(size))
 
 
 # --- attention -----------------------------------------------------------------------------------

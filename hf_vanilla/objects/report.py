@@ -108,7 +108,9 @@ def problems(images: DetectionImages, num_queries: int = 100) -> list[str]:
 
 def file_faults(images: DetectionImages) -> list[tuple[list[str], str]]:
     """Files that are missing, unreadable, or of another size than the annotations say."""
-    missing, unreadable, different, turned = [], [], [], []
+    missing, unreadable = [], []
+    different: list[str] = []
+    turned: list[str] = []
     for path, (height, width) in zip(images.files, images.sizes.tolist(), strict=False):
         try:
             found = header_size(path)
