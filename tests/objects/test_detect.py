@@ -190,7 +190,8 @@ def test_file_names_of_annotations_may_have_folders():
         image_id(ids, "val/b.png")
 
 
-def test_unreadable_images_are_reported_and_drawing_goes_on(folder, capsys, monkeypatch):
+def test_unreadable_images_are_reported_and_drawing_goes_on(folder, capsys, monkeypatch, caplog):
+    caplog.set_level("INFO")
     (folder / "in" / "bad.png").write_bytes(b"nothing")
     listed = "".join(f"{folder / 'in' / name}.png\n" for name in ("bad", "a"))
     monkeypatch.setattr("sys.stdin", io.StringIO(listed))
@@ -198,6 +199,7 @@ def test_unreadable_images_are_reported_and_drawing_goes_on(folder, capsys, monk
         detect(folder, capsys, "-", "--draw", folder / "drawn", "--threshold", "0")
     bad, good = map(json.loads, capsys.readouterr().out.splitlines())
     assert "is damaged or no image" in bad["error"]
+    assert "images: 2, unreadable: 1" in caplog.text
     assert len(good["objects"]) == 7
     assert [path.name for path in (folder / "drawn").iterdir()] == ["a.png"]
     with Image.open(folder / "drawn" / "a.png") as drawn, Image.open(folder / "in/a.png") as plain:
