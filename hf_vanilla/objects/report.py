@@ -127,7 +127,10 @@ def file_faults(images: DetectionImages) -> list[tuple[list[str], str]]:
         (missing, "images do not exist: correct file_name, or give their folder"),
         (unreadable, "images are damaged or no images: replace or remove them"),
         (different, "images have another size than their annotations: scale the boxes"),
-        (turned, "images are turned by their EXIF data: annotate what it shows, or remove it"),
+        (
+            turned,
+            "images are turned by their EXIF data: annotate the turned image, or remove that data",
+        ),
     ]
 
 

@@ -114,13 +114,14 @@ def test_images_of_another_size_and_missing_ones_are_reported_and_refused(tmp_pa
     Image.new("RGB", (30, 20)).save(tmp_path / "c.png", exif=exif)
     told = detection_report(images)
     assert (
-        "1 images are turned by their EXIF data: annotate what it shows, or remove it "
+        "1 images are turned by their EXIF data: annotate the turned image, or remove that data "
         "(c.png: 20 x 30, not 30 x 20)"
     ) in told
     Image.new("RGB", (20, 30)).save(tmp_path / "c.png")
     assert "c.png: 20 x 30, not 30 x 20" in detection_report(images).split("scale the boxes")[1]
     with pytest.raises(ValueError, match="60 x 40 pixels, but the annotations are of 30 x 20"):
         images.open(0)
+    (tmp_path / "c.png").write_bytes(b"no image")
     for message, entry in (
         (r"b\.png: no such file; .* names 1 images", entries[1]),
         (r"1 images are damaged or no images: .* \(c\.png\)", entries[2]),
