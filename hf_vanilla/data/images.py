@@ -41,17 +41,20 @@ def split_folder(folder: Path, split: str) -> Path:
     return inner if inner.is_dir() else folder
 
 
+def is_image_name(name: str) -> bool:
+    """Whether a file of that name is taken for an image; hidden ones are not."""
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+
+
 def images_below(folder: str) -> Iterator[str]:
     """Paths of the images of a folder at any depth, found by their suffix, sorted by name.
 
     Names that begin with a dot are left out, such as copies of Jupyter and of macOS.
     """
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
+        if entry.is_dir() and not entry.name.startswith("."):
             yield from images_below(entry.path)
-        elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
+        elif is_image_name(entry.name):
             yield entry.path
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from hf_vanilla.data.images import (
-    IMAGE_SUFFIXES,
     MOST_PIXELS,
     FileImages,
     ImageCells,
     header_size,
+    is_image_name,
     split_folder,
 )
 from hf_vanilla.file_values import checked, shown, yaml_value
@@ -240,9 +240,7 @@ def read_yolo_folder(root: Path, split: str = "train") -> DetectionImages:
     if found is None:
         raise ValueError(f"{root} has no folders images and labels for the split {split!r}")
     names = _yolo_names(root)
-    files = sorted(
-        path.name for path in found[0].iterdir() if path.suffix.lower() in IMAGE_SUFFIXES
-    )
+    files = sorted(path.name for path in found[0].iterdir() if is_image_name(path.name))
     if not files:
         raise ValueError(f"{root} has no image of the split {split!r}: {found[0]} holds none")
     images = _of_files(found[0], [{"file_name": file} for file in files])

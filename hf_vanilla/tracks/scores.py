@@ -399,17 +399,17 @@ class TrackScores:
             shown = f"{100 * value:.2f} %"
         else:
             shown = f"{value:.3f} {'nats' if name in _NATS else self.protocol.unit}"
-        line = self.protocol.line(**{"modes": modes} | self._compared(name, modes))
+        compared = self._compared(name, modes)
+        line = self.protocol.line(single=compared) if compared else self.protocol.line(modes)
         return f"{name} {shown} | {line}"
 
-    def _compared(self, name: str, modes: int) -> dict[str, Any]:
-        """What a score compares, as arguments of a protocol's line; none: what the line says."""
+    def _compared(self, name: str, modes: int) -> str | None:
+        """What a score compares; None: the best of its modes, or the top-scored track."""
         if name.startswith("single_"):
-            return {"single": _SINGLE}
+            return _SINGLE
         if name.startswith(("minJ", "joint_")):
             best = f"best of {modes}" if name.startswith("minJ") else "all"
-            return {"modes": 1, "single": f"{best} {_TOGETHER}"}
+            return f"{best} {_TOGETHER}"
         counts = [int(other[6:]) for other in self.values if other.startswith("minADE")]
-        if name in _OVER_ALL and max(counts, default=1) > 1:
-            return {"single": _OVER_ALL[name].format(max(counts))}
-        return {}
+        most = max(counts, default=1)
+        return _OVER_ALL[name].format(most) if name in _OVER_ALL and most > 1 else None

@@ -219,6 +219,7 @@ def test_metadata_and_yolo_folders_give_the_boxes_of_the_coco_file(tmp_path):
     for name in ("images", "labels"):
         (yolo / name / "train").mkdir(parents=True)
     truth.open(0).save(yolo / "images" / "train" / "a.png")
+    (yolo / "images" / "train" / "._a.png").write_bytes(b"a hidden file of macOS")
     (yolo / "labels" / "train" / "a.txt").write_text(f"1 {7 / 30} {5.5 / 20} {10 / 30} {5 / 20}\n")
     (yolo / "data.yaml").write_text("names: [car, dog]\n")
     for source in (folder, yolo):
