@@ -1,5 +1,6 @@
 """Scores of translations of files and of models: BLEU and chrF with signatures, and of tags."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +10,11 @@ from hf_vanilla.data.bleu import Scores, check_bleu_tokenizer, score_translation
 from hf_vanilla.data.lines import read_pairs
 from hf_vanilla.options import UsageError, option
 
+from .decoding import first_numbers
 from .decoding_options import DecodingOptions
 from .markup import TAG_NAME
+
+logger = logging.getLogger(__name__)
 
 # --- how well tags are placed, against references that translators tagged ------------------------
 
@@ -191,6 +195,12 @@ def evaluate_files(options: EvaluateOptions) -> Scores:
     if options.translations and texts and texts[0].startswith('{"line": '):
         raise ValueError(
             f"{options.translations} has n-best lists (--format jsonl): give one translation a line"
+        )
+    blank = [n for n, text in enumerate(references, 1) if not text.strip()]
+    if blank:
+        logger.warning(
+            "%s has blank lines: remove these pairs (lines: %s)",
+            *(options.reference, first_numbers(blank)),
         )
     if options.model:
         translator = options.open_texts()

@@ -207,3 +207,11 @@ def test_n_best_lists_are_not_scored_as_text(tmp_path):
     files = {"translations": str(tmp_path / "nbest"), "reference": str(tmp_path / "reference")}
     with pytest.raises(ValueError, match="nbest has n-best lists"):
         evaluate_files(EvaluateOptions(**files))
+
+
+def test_blank_references_are_named(tmp_path, caplog):
+    (tmp_path / "translations").write_text("eins\nHund\nzwei\n\n")
+    (tmp_path / "reference").write_text("eins\n\nzwei\n \n")
+    files = {name: str(tmp_path / name) for name in ("translations", "reference")}
+    evaluate_files(EvaluateOptions(**files))
+    assert "reference has blank lines: remove these pairs (lines: 2, 4)" in caplog.text
