@@ -382,8 +382,8 @@ def _chosen_checkpoints(options: AverageOptions) -> list[Path]:
         last, most = options.last or LAST_CHECKPOINTS, len(folders)
         if last > most:
             raise ValueError(
-                f"last={last}, but {run} has {most} checkpoints: give a smaller number, or train with "
-                "a larger save_total_limit"
+                f"last={last}, but {run} has {most} checkpoints: give a smaller number, or train "
+                "with a larger save_total_limit"
             )
         return folders[-last:]
     if options.last is not None:

@@ -142,7 +142,7 @@ def test_the_mean_of_as_many_as_in_training_is_the_model_of_the_run(trained_run,
 
 def test_numbers_of_checkpoints_that_make_no_sense_are_refused(trained_run, tmp_path):
     told = {"run": str(trained_run), "output": str(tmp_path / "m")}
-    with pytest.raises(ValueError, match="last=6, but .* has 5 checkpoints: give a smaller number"):
+    with pytest.raises(ValueError, match="has 5 checkpoints: give a smaller number"):
         average_run(AverageOptions(**told, last=6))
     with pytest.raises(ValueError, match="last=2 and best=3: give one of them"):
         average_run(AverageOptions(**told, last=2, best=3))
