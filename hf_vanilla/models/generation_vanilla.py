@@ -179,13 +179,17 @@ def check_call(settings: GenerationConfig, arguments: dict[str, Any]) -> None:
 
     Raises:
         ValueError: `num_beams` is no whole number above 0, `length_penalty` is no finite number,
-            or ids are not `(B, L)` with at least one token.
+            `max_tokens_beyond_source` is no whole number, or ids are not `(B, L)` with at least one
+            token.
     """
     beams, penalty = settings.num_beams, settings.length_penalty
     if beams is not None and not (isinstance(beams, Integral) and int(beams) > 0):
         raise ValueError(f"num_beams={beams!r}: give 1 for greedy search, or a larger whole number")
     if penalty is not None and not (isinstance(penalty, Real) and math.isfinite(penalty)):
         raise ValueError(f"length_penalty={penalty!r}: give a finite number")
+    beyond = getattr(settings, "max_tokens_beyond_source", None)
+    if beyond is not None and not isinstance(beyond, Integral):
+        raise ValueError(f"max_tokens_beyond_source={beyond!r}: give a whole number")
     for name in ("input_ids", "decoder_input_ids"):
         ids = arguments.get(name)
         if isinstance(ids, Tensor) and (ids.dim() != 2 or ids.numel() == 0):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .configuration_vanilla_tracks import VanillaForecasterConfig
-from .kernels_vanilla import at_least_float32, may_read
+from .kernels_vanilla import at_least_float32, may_read, per_item
 
 logger = logging.getLogger(__name__)
 
@@ -302,8 +302,7 @@ def per_known_step(
         is_known: bool, of any shape.
         num_items_in_batch: known steps of the optimizer step; None: those of `is_known`.
     """
-    count = is_known.sum() if num_items_in_batch is None else num_items_in_batch
-    return total / torch.as_tensor(count, device=total.device).clamp(min=1)
+    return per_item(total, is_known.sum() if num_items_in_batch is None else num_items_in_batch)
 
 
 def nearest(points: Tensor, centres: Tensor) -> Tensor:

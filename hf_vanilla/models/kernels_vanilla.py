@@ -34,6 +34,13 @@ def at_least_float32(states: Tensor) -> Tensor:
     return states.to(torch.promote_types(states.dtype, torch.float32))
 
 
+def per_item(total: Tensor, count: "float | Tensor") -> Tensor:
+    """A sum divided by the number of its items, or by 1 where there are none."""
+    if isinstance(count, Tensor):
+        return total / count.to(total.device).clamp(min=1)
+    return total / max(count, 1)
+
+
 def in_autocast_bfloat16(states: Tensor) -> Tensor:
     """States as bfloat16 where autocast computes in it, otherwise as they are.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .configuration_vanilla import LABEL_SMOOTHING_TYPES, VanillaConfig
-from .kernels_vanilla import BlockwiseCrossEntropy, at_least_float32
+from .kernels_vanilla import BlockwiseCrossEntropy, at_least_float32, per_item
 
 IGNORED_LABEL = -100
 
@@ -28,21 +28,29 @@ def training_loss(
     Args:
         config: read for `label_smoothing`, `label_smoothing_type`, `pad_token_id`.
         logits: `(B, T, V)`.
-        labels: `(B, T)` int64, aligned with `logits`; -100 and `pad_token_id` do not count.
+        labels: `(B, T)` int64, aligned with `logits`; -100 does not count, nor does `pad_token_id`,
+            unless it also ends a sentence.
         is_training: whether to smooth.
-        num_items_in_batch: as for `label_smoothed_loss`.
+        num_items_in_batch: labels of the whole optimizer step other than -100, as a Trainer counts
+            them: each padding in them weighs as much as a mean label of this call.
     """
-    pad = config.pad_token_id
-    if pad is not None:  # a tokenizer pads `text_target` with its pad token, not with -100
-        labels = labels.masked_fill(labels == pad, IGNORED_LABEL)
-    return label_smoothed_loss(
+    pad, ends = config.pad_token_id, config.eos_token_id
+    real = labels
+    if pad is not None and pad not in (ends if isinstance(ends, list) else [ends]):
+        # a tokenizer pads `text_target` with its pad token, not with -100
+        real = labels.masked_fill(labels == pad, IGNORED_LABEL)
+    loss = label_smoothed_loss(
         logits,
-        labels,
+        real,
         smoothing=config.label_smoothing if is_training else 0.0,
         smoothing_type=config.label_smoothing_type,
         pad_token_id=pad,
         num_items_in_batch=num_items_in_batch,
     )
+    if num_items_in_batch is None:
+        return loss
+    counts = [ids.ne(IGNORED_LABEL).sum() for ids in (labels, real)]
+    return loss * (counts[0] / counts[1].clamp(min=1))
 
 
 def label_smoothed_loss(
@@ -103,9 +111,7 @@ def label_smoothed_loss(
             "resize_token_embeddings"
         ) from None
     total = (losses * is_real.flatten()).sum()
-    if num_items_in_batch is None:
-        return total / is_real.sum().clamp(min=1)
-    return total / num_items_in_batch
+    return per_item(total, is_real.sum() if num_items_in_batch is None else num_items_in_batch)
 
 
 def _losses(logits: Tensor, *arguments: Any) -> Tensor:

@@ -15,7 +15,7 @@ from transformers.image_transforms import center_to_corners_format
 from transformers.utils import is_scipy_available
 
 from .configuration_vanilla_detr import VanillaDetrConfig
-from .kernels_vanilla import may_read
+from .kernels_vanilla import at_least_float32, may_read
 
 if is_scipy_available():
     from scipy.optimize import linear_sum_assignment
@@ -80,12 +80,12 @@ def match(config: VanillaDetrConfig, logits: Tensor, boxes: Tensor, targets: Tar
 def matching_cost(
     config: VanillaDetrConfig, logits: Tensor, boxes: Tensor, targets: Targets
 ) -> Tensor:
-    """Cost of giving each object to each query, `(N, B, Q, M)` float32; arguments as of `match`."""
-    probabilities = logits.float().softmax(dim=-1)
+    """Cost of giving each object to each query, `(N, B, Q, M)`; arguments as of `match`."""
+    probabilities = at_least_float32(logits).softmax(dim=-1)
     classes = targets.labels.clamp(min=0)[None, :, None].expand(
         *logits.shape[:3], -1
     )  # (N, B, Q, M)
-    predicted = boxes.float().unsqueeze(3)  # (N, B, Q, 1, 4)
+    predicted = at_least_float32(boxes).unsqueeze(3)  # (N, B, Q, 1, 4)
     wanted = targets.boxes.float()[None, :, None]  # (1, B, 1, M, 4)
     corners = center_to_corners_format(predicted), center_to_corners_format(wanted)
     cost = (
@@ -201,10 +201,11 @@ def detection_loss(
 
     expected = torch.full(logits.shape[:3], classes - 1, device=logits.device)  # (N, B, Q)
     expected[layer, image, query] = labels[image, slot]
-    class_weights = logits.new_ones(classes, dtype=torch.float32)
+    logits = at_least_float32(logits)
+    class_weights = logits.new_ones(classes)
     class_weights[-1] = config.eos_coefficient
     of_queries = cross_entropy(
-        logits.float().flatten(0, 2), expected.flatten(), class_weights, reduction="none"
+        logits.flatten(0, 2), expected.flatten(), class_weights, reduction="none"
     )
     if num_objects is None or num_images is None:
         num_objects, num_images = labels.ne(NO_LABEL).sum(), images
@@ -212,7 +213,10 @@ def detection_loss(
     divisor = objects + config.eos_coefficient * (queries * num_images - objects)
     label = of_queries.view(layers, -1).sum(dim=1) / divisor
 
-    predicted, wanted = boxes[layer, image, query].float(), target_boxes[image, slot].float()
+    predicted, wanted = (
+        at_least_float32(boxes[layer, image, query]),
+        target_boxes[image, slot].float(),
+    )
     distances = (predicted - wanted).abs().sum(dim=-1)
     overlaps = 1 - generalized_iou(
         center_to_corners_format(predicted), center_to_corners_format(wanted)

@@ -37,6 +37,7 @@ from .stacks_vanilla import (
     VanillaModelBase,
     VanillaTextPreTrainedModel,
     real_tokens,
+    two_sided,
 )
 
 
@@ -59,6 +60,7 @@ class VanillaModel(VanillaModelBase):
     }
 
     def __init__(self, config: VanillaConfig) -> None:
+        config = two_sided(config)
         super().__init__(config)
         self.encoder = VanillaEncoder(config)
         self.decoder = VanillaDecoder(config, has_source=True)
@@ -144,6 +146,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012 - transformers' form
 
     def __init__(self, config: VanillaConfig) -> None:
+        config = two_sided(config)
         super().__init__(config)
         self.model = VanillaModel(config)
         if config.share_encoder_decoder_embeddings:

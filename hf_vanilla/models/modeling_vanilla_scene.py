@@ -65,7 +65,7 @@ class MixtureHead(nn.Module):
         numbers = at_least_float32(self.projection(self.layer_norm(states)))  # (R, K, 4 P + 1)
         changes, raw, logits = numbers.split((*(numbers.shape[-1] // 2,) * 2, 1), dim=-1)
         moves = changes.unflatten(-1, (-1, 2)) + velocity[:, None, None]
-        spreads = SMALLEST_SPREAD + softplus(raw.float()).unflatten(-1, (-1, 2))
+        spreads = SMALLEST_SPREAD + softplus(raw).unflatten(-1, (-1, 2))
         return Mixture(moves.cumsum(dim=2), spreads, logits.squeeze(-1))
 
 
@@ -120,7 +120,7 @@ def closest_future_loss(
         parts = nats.sum(dim=-1)
     likelihood = (parts.squeeze(1) * truth.is_known).sum()
     steps = truth.is_known.sum(dim=1)
-    scores = cross_entropy(futures.logits.float(), closest, reduction="none") * steps
+    scores = cross_entropy(at_least_float32(futures.logits), closest, reduction="none") * steps
     total = likelihood + config.score_loss_weight * scores.sum()
     return per_known_step(total, truth.is_known, num_items_in_batch)
 
@@ -145,8 +145,8 @@ def thin(futures: Mixture, count: int, *, distance: float) -> Mixture:
     """
     if futures.logits.shape[1] <= count:
         return futures
-    probabilities = futures.logits.float().softmax(dim=1)
-    ends = futures.means[:, :, -1].float()
+    probabilities = at_least_float32(futures.logits).softmax(dim=1)
+    ends = at_least_float32(futures.means[:, :, -1])
     apart = (ends.unsqueeze(2) - ends.unsqueeze(1)).norm(dim=-1)  # (R, K, K)
     left, selected = probabilities, []
     row = torch.arange(ends.shape[0], device=ends.device)

@@ -300,7 +300,7 @@ def region_loss(
     offsets = distances(futures.means, truth.positions.unsqueeze(1)).detach() * known * unit
     offsets = offsets.sum(dim=-1) / steps.clamp(min=1).unsqueeze(1)
     wanted = (-offsets).masked_fill(~of_region, -torch.inf).softmax(dim=1)
-    logs = futures.logits.float().log_softmax(dim=1)
+    logs = at_least_float32(futures.logits).log_softmax(dim=1)
     region = logs.masked_fill(~of_region, -torch.inf).logsumexp(dim=1)  # (R,)
     within = logs - region.unsqueeze(1)
     divergence = (torch.xlogy(wanted, wanted) - wanted * within).sum(dim=1)

@@ -80,6 +80,7 @@ class VanillaTracksPreTrainedModel(VanillaPreTrainedModel):
 
     config_class = VanillaTracksConfig
     main_input_name = "past_values"
+    is_rollout: ClassVar[bool] = False  # whether `predicted_steps` may be larger than in training
 
     def futures(
         self, past: EncodedPast, truth: TrueFuture | None, **kwargs: Any
@@ -118,6 +119,12 @@ class VanillaTracksPreTrainedModel(VanillaPreTrainedModel):
         Raises:
             ValueError: an input does not fit; the message says which and how.
         """
+        trained = self.config.predicted_steps
+        if not self.is_rollout and (steps := kwargs.get("predicted_steps", trained)) != trained:
+            raise ValueError(
+                f"predicted_steps={steps}: {type(self).__name__} computes its {trained} steps at "
+                "once: leave it out"
+            )
         past = self.encoder(past_values, past_observed_mask, self.tokens)
         truth = None
         if future_values is not None and return_loss:
@@ -252,7 +259,7 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
     """
 
     has_one_future: ClassVar[bool] = True
-    is_rollout: ClassVar[bool] = True  # `predicted_steps` may be larger than in training
+    is_rollout = True
     supports_gradient_checkpointing = False  # it drops the cache, which the rollout needs
 
     def __init__(self, config: VanillaTracksConfig) -> None:
@@ -431,7 +438,7 @@ def closest_mode_loss(
         distance = per_mode.detach() / steps.clamp(min=1).unsqueeze(1)
         lowest = torch.as_tensor(temperature, device=distance.device).clamp(min=LOWEST_TEMPERATURE)
         regressed = ((-distance / lowest).softmax(dim=1) * per_mode).sum()
-    scores = cross_entropy(mode_logits.float(), closest, reduction="none") * steps
+    scores = cross_entropy(at_least_float32(mode_logits), closest, reduction="none") * steps
     total = regressed + config.score_loss_weight * scores.sum()
     return per_known_step(total, is_observed, num_items_in_batch)
 

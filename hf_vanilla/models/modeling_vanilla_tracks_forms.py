@@ -6,7 +6,7 @@ One form adds a standard deviation per step: a density of where an agent will be
 Shapes: B agents, T observed steps, P predicted steps, L any length, M modes, C codes, D `d_model`.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -228,7 +228,7 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         torch.Size([3, 5, 12, 2])
     """
 
-    is_rollout: ClassVar[bool] = True  # `predicted_steps` may be larger than in training
+    is_rollout = True
 
     def __init__(self, config: VanillaTracksConfig) -> None:
         super().__init__(config)
@@ -311,7 +311,9 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
             encoded = BaseModelOutput(last_hidden_state=past.hidden_states)
             logits = self.decoder(inputs, encoded, past.attention_mask).logits
             wanted = wanted.masked_fill(~is_known, -100)
-            total = cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="sum")
+            total = cross_entropy(
+                at_least_float32(logits).flatten(0, 1), wanted.flatten(), reduction="sum"
+            )
             loss = per_known_step(total, truth.is_known, kwargs.get("num_items_in_batch"))
             codes = logits.argmax(dim=-1).unsqueeze(1)  # (B, 1, P)
         if codes is None or not self.training:

@@ -18,7 +18,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vanilla_vit import PROBLEM_TYPES, VanillaVitConfig
-from .kernels_vanilla import VanillaDropout
+from .kernels_vanilla import VanillaDropout, at_least_float32, per_item
 from .layers_vanilla import ENCODER_RECORDS, VanillaEncoderLayer
 from .positions_vanilla import sinusoid_2d
 from .pretrained_vanilla import VanillaPreTrainedModel
@@ -363,7 +363,7 @@ def classification_loss(
     Args:
         config: read for `problem_type` and `label_smoothing`. Without a type: regression where C is
             1, one label where labels are integers, several labels otherwise.
-        logits: `(B, C)`; summed in float32.
+        logits: `(B, C)`; summed in float32 at least.
         labels: `(B,)` int64 classes, -100 = ignore; `(B, C)` float targets in [0, 1]; or `(B,)` or
             `(B, C)` float values.
         is_training: whether to smooth, which is for one label only.
@@ -377,9 +377,8 @@ def classification_loss(
         problem_type = MULTI if labels.is_floating_point() else SINGLE
         problem_type = REGRESSION if logits.shape[1] == 1 else problem_type
     smoothing = config.label_smoothing if is_training else 0.0
-    total, count = _total(problem_type, logits.float(), labels, smoothing)
-    divisor = count if num_items_in_batch is None else num_items_in_batch
-    return total / (divisor.to(total.device) if isinstance(divisor, Tensor) else divisor)
+    total, count = _total(problem_type, at_least_float32(logits), labels, smoothing)
+    return per_item(total, count if num_items_in_batch is None else num_items_in_batch)
 
 
 def _total(

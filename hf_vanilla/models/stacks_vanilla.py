@@ -75,7 +75,13 @@ class VanillaTextPreTrainedModel(VanillaPreTrainedModel):
             custom_object_save(quantizer, save_directory)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Resize as transformers does, and keep both vocabulary sizes of a shared table equal."""
+        """Resize as transformers does, and keep both vocabulary sizes of a shared table equal.
+
+        Raises:
+            ValueError: the weights are int8.
+        """
+        if getattr(self, "hf_quantizer", None) is not None and (args or kwargs):
+            raise ValueError("int8 weights cannot be resized: call dequantize() on the model first")
         embeddings = super().resize_token_embeddings(*args, **kwargs)
         if self.config.share_encoder_decoder_embeddings or not self.config.is_encoder_decoder:
             self.config.decoder_vocab_size = self.config.vocab_size
@@ -346,6 +352,14 @@ def one_sided(config: VanillaConfig) -> VanillaConfig:
     return config
 
 
+def two_sided(config: VanillaConfig) -> VanillaConfig:
+    """The config of a model with encoder and decoder; a copy if it is of one of them alone."""
+    if not config.is_encoder_decoder:
+        config = copy.deepcopy(config)
+        config.is_encoder_decoder, config.is_decoder = True, False
+    return config
+
+
 def real_tokens(
     config: VanillaConfig, input_ids: Tensor | None, attention_mask: Tensor | None
 ) -> Tensor | None:
@@ -372,7 +386,7 @@ def require_one(name: str, input_ids: Tensor | None, inputs_embeds: Tensor | Non
         message = f"give exactly one of {name} and {vectors}: {given} given"
         if (name, given) == ("decoder_input_ids", "neither"):
             message += (
-                ", and no labels; with label_smoothing_factor, a Trainer needs "
+                ", and no labels; a Trainer with label_smoothing_factor needs "
                 "DataCollatorForSeq2Seq(tokenizer, model=model)"
             )
         raise ValueError(message)

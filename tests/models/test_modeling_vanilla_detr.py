@@ -313,3 +313,12 @@ def test_labels_without_boxes_are_named():
     pixels, mask = padded_images()
     with pytest.raises(ValueError, match=r"give boxes \(B, M, 4\)"):
         build()(pixels, mask, labels=torch.zeros(3, 1, dtype=torch.long))
+
+
+def test_gradients_of_the_loss_in_float64_equal_finite_differences():
+    model = build().double().eval()
+    images = torch.randn(1, 3, 32, 32, dtype=torch.float64, requires_grad=True)
+    targets = {"labels": torch.tensor([[3]]), "boxes": torch.tensor([[[0.4, 0.5, 0.2, 0.3]]])}
+    assert torch.autograd.gradcheck(
+        lambda pixels: model(pixels, **targets).loss, images, fast_mode=True
+    )

@@ -183,3 +183,16 @@ def test_an_unknown_weight_beside_a_one_sided_model_is_reported(tmp_path, caplog
     _, report = VanillaEncoderModel.from_pretrained(tmp_path, output_loading_info=True)
     assert report["unexpected_keys"] == {"model.encoder.layers.7.fc1.bias"}
     assert "model.encoder.layers.7.fc1.bias" in caplog.text
+
+
+@pytest.mark.parametrize("half", [VanillaEncoderModel, VanillaForCausalLM])
+def test_a_translation_model_begins_with_one_half_and_translates(half, tmp_path):
+    one_half = filled(half(VanillaConfig(**SIZES)))
+    one_half.save_pretrained(tmp_path)
+    model = VanillaForConditionalGeneration.from_pretrained(tmp_path).eval()
+    name = "encoder" if half is VanillaEncoderModel else "decoder"
+    ours = getattr(one_half.base_model, name).layers[0].self_attn.q_proj.weight
+    assert torch.equal(getattr(model.model, name).layers[0].self_attn.q_proj.weight, ours)
+    assert model.config.is_encoder_decoder
+    assert not one_half.config.is_encoder_decoder
+    assert model.generate(torch.tensor([[5, 6, 1]]), max_new_tokens=4).shape[0] == 1

@@ -131,6 +131,32 @@ def test_eight_sentences_at_once_have_the_gradient_of_four_times_two(tiny_config
     assert_close(gradients(model), whole, rtol=1e-4, atol=1e-6)
 
 
+def test_padding_in_labels_changes_nothing_where_a_trainer_counts_it(tiny_model):
+    source, labels = words(B, S), labels_with_gaps()
+    plain = tiny_model(input_ids=source, labels=labels, num_items_in_batch=int((labels > 0).sum()))
+    padded = labels.masked_fill(labels == -100, tiny_model.config.pad_token_id)
+    counted = tiny_model(input_ids=source, labels=padded, num_items_in_batch=torch.tensor(B * T))
+    assert_close(counted.loss, plain.loss)
+    assert counted.loss > 2
+
+
+def test_a_step_without_labels_has_no_loss_and_no_gradient(tiny_model):
+    labels = torch.full((B, T), -100)
+    loss = tiny_model(input_ids=words(B, S), labels=labels, num_items_in_batch=torch.tensor(0)).loss
+    loss.backward()
+    assert loss == 0
+    assert all(gradient.eq(0).all() for gradient in gradients(tiny_model).values())
+
+
+def test_an_end_token_that_also_pads_is_learned(tiny_config):
+    tiny_config.pad_token_id = tiny_config.eos_token_id
+    model = VanillaForConditionalGeneration(tiny_config).eval()
+    source, labels = words(1, S), torch.tensor([[5, 6, tiny_config.eos_token_id]])
+    outputs = model(input_ids=source, labels=labels)
+    likely = outputs.logits.log_softmax(dim=-1)[0, range(3), labels[0]]
+    assert_close(outputs.loss, -likely.mean())
+
+
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_gradient_checkpointing_computes_twice_and_changes_nothing(tiny_config, use_reentrant):

@@ -91,3 +91,10 @@ def test_spreads_learn_the_noise_of_the_data(model):
         optimizer.step()
     spreads = model.eval()(past[:1]).spreads[0].mean(0)
     assert_close(spreads, noise.flatten(), rtol=0.1, atol=0)
+
+
+def test_another_number_of_steps_is_refused(model):
+    past, _ = walks(2)
+    assert model(past, predicted_steps=3).trajectories.shape[2] == 3
+    with pytest.raises(ValueError, match="computes its 3 steps at once"):
+        model(past, predicted_steps=20)

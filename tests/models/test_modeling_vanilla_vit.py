@@ -256,6 +256,23 @@ def test_ignored_labels_count_for_nothing():
     assert_close(loss, model(images[[0, 2]], labels=torch.tensor([4, 5])).loss, **CLOSE)
 
 
+def test_a_batch_without_labels_has_no_loss_and_no_gradient():
+    model = vit()
+    loss = model(torch.randn(2, 3, 15, 20), labels=torch.tensor([-100, -100])).loss
+    loss.backward()
+    assert loss == 0
+    assert all(weight.grad.eq(0).all() for weight in model.parameters())
+
+
+def test_gradients_of_the_loss_in_float64_equal_finite_differences():
+    model = vit().double().eval()
+    images = torch.randn(1, 3, 15, 20, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([1])
+    assert torch.autograd.gradcheck(
+        lambda pixels: model(pixels, labels=labels).loss, images, fast_mode=True
+    )
+
+
 @pytest.mark.parametrize("kind", ["single", "multi", "regression"])
 def test_micro_batches_of_unequal_size_give_the_gradient_of_one_batch(kind):
     model = vit(problem_type="regression" if kind == "regression" else None)

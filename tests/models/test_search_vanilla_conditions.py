@@ -516,6 +516,7 @@ def test_a_search_in_which_nothing_ends_has_a_result(model):
         ({"length_penalty": math.nan}, "length_penalty=nan: give a finite number"),
         ({"num_beams": "4"}, "num_beams='4': give 1 for greedy search, or a larger whole number"),
         ({"length_penalty": "1"}, "length_penalty='1': give a finite number"),
+        ({"max_tokens_beyond_source": "9"}, "max_tokens_beyond_source='9': give a whole number"),
         ({"input_ids": torch.tensor([3, 4])}, r"input_ids has shape \(2,\): give \(batch, length"),
         ({"input_ids": torch.zeros(0, 5).long()}, r"input_ids has shape \(0, 5\): give \(batch"),
         ({"input_ids": torch.zeros(2, 0).long()}, r"input_ids has shape \(2, 0\): give \(batch"),
