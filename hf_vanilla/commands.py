@@ -246,6 +246,7 @@ def run(
             2: the command line cannot be parsed; 130: Ctrl-C; 141: the reader of stdout is gone.
     """
     from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
     from transformers import dynamic_module_utils
 
     from hf_vanilla.options import UsageError, install_hint, parse_options
@@ -267,7 +268,7 @@ def run(
         except (FileNotFoundError, IsADirectoryError) as error:
             reason = f"{error.filename}: {str(error.strerror).lower()}"
             sys.exit(f"error: {reason if error.filename else error}")
-        except (ValueError, OSError, ImportError, StrictDataclassError) as error:
+        except (ValueError, OSError, ImportError, SafetensorError, StrictDataclassError) as error:
             logger.debug("traceback", exc_info=True)
             # the remedy of transformers' message is not that of this package
             if re.search("requires the PIL library|No module named 'PIL'", str(error)):
@@ -306,8 +307,9 @@ def _open_standard_streams() -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
     if sys.stdout is None:
         sys.exit("error: stdout is closed: redirect it to a file or to /dev/null")
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
-        sys.stdout.reconfigure(encoding="utf-8")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # names of files may be no UTF-8
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 class LinesAboveBars(logging.StreamHandler):

@@ -246,6 +246,10 @@ def one_line(name: str | Path, part: str) -> Iterator[None]:
     except Exception as error:  # damaged files raise many different exceptions
         is_here = Path(name).is_dir()
         if not is_here and isinstance(error, OSError | HfHubHTTPError | HFValidationError):
+            if Path(name).is_file() and part != "dataset":
+                raise OSError(
+                    f"{name} is a file: give the folder of a model, or its Hub id"
+                ) from None
             here = "file or folder" if part == "dataset" else "folder"
             has_own = part != "dataset" and "/" not in str(name)
             own = f"; the package has the translators {', '.join(DEMO_MODELS)}" if has_own else ""

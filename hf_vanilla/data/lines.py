@@ -9,6 +9,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
+# the first bytes of bzip2, xz, zstd, gzip and zip
+COMPRESSED = (b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"\x1f\x8b", b"PK\x03\x04")
 LONGEST_LINE = 2**24  # bytes; a .gz file of 2 MB can hold one of gigabytes
 
 
@@ -73,6 +75,8 @@ def decoded_lines(file: BufferedIOBase | BinaryIO, name: str) -> Iterator[str]:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             yield text.rstrip("\r\n")
         except UnicodeDecodeError as error:
+            if number == 1 and line.startswith(COMPRESSED):
+                raise ValueError(f"{name} is compressed: give plain text, or a .gz file") from None
             raise ValueError(
                 f"{name}, line {number}: byte {error.start + 1} is not UTF-8; "
                 "convert the text, for example with iconv -t utf-8"

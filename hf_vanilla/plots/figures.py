@@ -180,13 +180,13 @@ def save_figure(figure: Any, path: Path) -> None:
     Text is drawn as it stands, dollar signs too; characters that no installed font of `FONTS` has
     are written as their numbers.
     """
-    _set_characters(figure)
+    _set_characters(figure, path.name)
     with whole_file(path) as unfinished:
         kind = path.suffix[1:].lower()
         figure.savefig(unfinished, format=kind, dpi=DOTS_PER_INCH, bbox_inches="tight")
 
 
-def _set_characters(figure: Any) -> None:
+def _set_characters(figure: Any, name: str) -> None:
     """Switch formulas off and replace characters that cannot be drawn."""
     from matplotlib.text import Text
 
@@ -202,14 +202,16 @@ def _set_characters(figure: Any) -> None:
         text.set_parse_math(False)
         text.set_fontfamily(_families())
     if unknown:
-        _write_numbers(unknown, texts, both)
+        _write_numbers(unknown, texts, both, name)
 
 
-def _write_numbers(unknown: set[str], texts: Sequence[Any], axis_objects: Sequence[Any]) -> None:
+def _write_numbers(
+    unknown: set[str], texts: Sequence[Any], axis_objects: Sequence[Any], name: str
+) -> None:
     """Write characters that cannot be drawn as their numbers, such as ⟨U+6F22⟩."""
     numbers = {ord(character): f"⟨U+{ord(character):04X}⟩" for character in unknown}
     shown = "".join(c if c.isprintable() else numbers[ord(c)] for c in sorted(unknown)[:20])
-    logger.warning("no installed font has the characters %s: numbers stand for them", shown)
+    logger.warning("%s: no installed font has %s: numbers stand for them", name, shown)
     for axis in axis_objects:
         labels = [label.get_text() for label in axis.get_ticklabels()]
         if any(unknown & set(label) for label in labels):

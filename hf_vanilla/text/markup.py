@@ -24,7 +24,9 @@ from dataclasses import dataclass, field
 from .alignments import Spans
 
 # Every pattern reads a text once: it does not begin again inside what it has read in vain.
-TAG = r"</?[A-Za-z][^<>]*>|<!--(?:(?!<!--).)*?-->"
+# of a tag after its name: a quoted value may have a >, unless a quote is not closed
+ATTRIBUTES = r"""(?:(?:=\s*+(?:"[^"<]*"|'[^'<]*')|/(?!>)|[^<>/])*+|[^<>]*?)"""
+TAG = rf"</?[A-Za-z]{ATTRIBUTES}/?>|<!--(?:(?!<!--).)*?-->"
 URL = r"(?:(?:https?|ftp)://|www\.)[^\s<>\"]*[^\s<>\".,;:!?)\]}']"
 # at the start of its first word, or after a variable of VARIABLE's last kinds
 ADDRESS = r"(?:(?<![\w.+-])|(?<=[%)$][sdf]))[\w.+-]++@[\w-]+(?:\.[\w-]+)+"
@@ -33,7 +35,7 @@ ITEM = re.compile("|".join((TAG, URL, ADDRESS, VARIABLE)))
 ITEMS = re.compile(rf"(?<!\s)\s*+(?:(?:{ITEM.pattern})\s*+)+")
 NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 PART = re.compile(rf"(?<!\w){NUMBER.pattern}(?!\w)|\w+|[^\w\s]")
-TAG_NAME = re.compile(r"<(/?)([A-Za-z][\w:-]*)[^<>]*?(/?)>")
+TAG_NAME = re.compile(rf"<(/?)([A-Za-z][\w:-]*){ATTRIBUTES}(/?)>")
 REFERENCE = re.compile(r"&(?:[A-Za-z][A-Za-z\d]*|#\d+|#[xX][\dA-Fa-f]+);")
 
 

@@ -60,8 +60,7 @@ class Translator:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.encode_special_tokens = settings.get("split_special_tokens", False)
         self.longest_source = int(min(settings["model_max_length"], 1_000_000))
-        options.intra_op_num_threads = threads
-        options.enable_mem_pattern = False  # shapes change in every step
+        options.intra_op_num_threads, options.enable_mem_pattern = threads, False  # shapes change
         slow = ["SkipLayerNormFusion"]  # its kernel takes longer than those of its parts
         self.encoder = InferenceSession(folder / "encoder.onnx", options, disabled_optimizers=slow)
         self.decoder = InferenceSession(folder / "decoder.onnx", options, disabled_optimizers=slow)
@@ -181,6 +180,7 @@ def main() -> None:
     parser.add_argument("--n_best", type=int, help="write so many hypotheses with their scores")
     parser.add_argument("--threads", type=int, default=0, help="default: one for each core")
     options = parser.parse_args()
+    sys.stdout.reconfigure(encoding="utf-8")  # as stdin
     translator, number = Translator(threads=options.threads), 0
     while lines := [line.decode().rstrip("\r\n") for line in islice(sys.stdin.buffer, WINDOW)]:
         lines[0] = lines[0] if number else lines[0].removeprefix("\ufeff")  # byte order mark

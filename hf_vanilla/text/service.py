@@ -20,7 +20,7 @@ from hf_vanilla.hub.card import languages_of, public_name
 
 from .decoding import doubt, is_readable
 from .engines import TorchEngine, check_memory_limit
-from .markup import Markup, take_out
+from .markup import ATTRIBUTES, Markup, take_out
 from .n_best import Hypothesis
 from .page import MAX_TOKENS, TextPage
 from .page_search import MAX_BEAMS
@@ -35,8 +35,10 @@ UNREAD = "|".join(rf"{name}\b.*?(?:</{name}\b[^<>]*>|\Z)" for name in ("script",
 # where a run of white space begins, so that a long run is read once
 BLOCK = re.compile(
     rf"(?<!\s)(\s*(?:<(?:{UNREAD}|!doctype\b[^<>]*>"
-    r"|/?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figure|footer|form|h[1-6]"
-    r"|header|hr|li|main|nav|ol|p|pre|section|t(?:able|body|d|foot|h|head|r)|ul)\b[^<>]*>)\s*)+)",
+    r"|/?(?:address|article|aside|audio|blockquote|body|br|button|caption|center|dd|details|div|dl"
+    r"|dt|fieldset|figcaption|figure|footer|form|h[1-6]|head|header|hr|html|iframe|label|legend|li"
+    r"|main|nav|noscript|ol|optgroup|option|p|pre|section|select|summary|t(?:able|body|d|emplate"
+    rf"|extarea|foot|h|head|itle|r)|ul|video)\b{ATTRIBUTES}/?>)\s*)+)",
     re.IGNORECASE | re.DOTALL,
 )
 VIEWS = ("start", "load", "translate", "attend", "inside")  # of `TextPage`
@@ -169,6 +171,7 @@ class Model:
         if getattr(config, "position_embedding_type", None) == "learned":
             self.limit = min(self.limit, config.max_position_embeddings)
         self._fragments = served.fragments
+        self.has_words = bool(self._fragments)
         # of a code such as pt-BR the language alone; of any other name, the rules of English
         code = re.match(r"[a-z]{2,3}(?![a-z])", self.source.lower())
         self._splitter = SentenceSplitter("en" if code is None else code[0])
@@ -176,10 +179,14 @@ class Model:
     def blocks(self, text: str, *, is_html: bool) -> list[str | list[Piece]]:
         """The sentences of each block of a text, and between them what is not translated."""
         parts = BLOCK.split(text) if is_html else [text]
-        return [
-            part if number % 2 or not part.strip() else self._splitter.split(part)
-            for number, part in enumerate(parts)
-        ]
+        blocks: list[str | list[Piece]] = []
+        for number, part in enumerate(parts):
+            if number % 2 or not part.strip():
+                blocks.append(part)
+                continue
+            start, end = part[: -len(part.lstrip())], part[len(part.rstrip()) :]
+            blocks += [start, self._splitter.split(part.strip()), end]
+        return blocks
 
     def prepared(self, sentence: str, *, is_html: bool) -> Prepared:
         """A sentence as the worker takes it.
@@ -248,7 +255,11 @@ class TextService:
         ways = [[_text_of(blocks, found, n) for n in range(1 + alternatives)] for blocks in plan]
         answer: dict[str, list[Any]] = {"translatedText": [way[0] for way in ways]}
         if _text(body, "source", "auto") == "auto":
-            answer["detectedLanguage"] = [self._detected(text)[0] for text in texts]
+            found_languages = [self._detected(text) for text in texts]
+            answer["detectedLanguage"] = [
+                next(one for one in languages if one["language"] == model.source)
+                for languages in found_languages
+            ]
         if alternatives:
             answer["alternatives"] = [list(dict.fromkeys(way))[1:] for way in ways]
         is_one = isinstance(body["q"], str)
@@ -286,9 +297,13 @@ class TextService:
         }
 
     def _detected(self, text: str) -> list[dict[str, Any]]:
-        """The source languages, the one whose model knows most tokens of the text first."""
+        """The source languages, the one whose model knows most tokens of the text first.
+
+        A model that splits every text into letters knows none.
+        """
         shares = {
-            model.source: model.familiarity(model.tokenizer(text, verbose=False).input_ids)
+            model.source: model.has_words
+            * model.familiarity(model.tokenizer(text, verbose=False).input_ids)
             for model in reversed(self.models)
         }
         found = [{"confidence": round(100 * shares[code]), "language": code} for code in shares]

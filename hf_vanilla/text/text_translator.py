@@ -67,11 +67,11 @@ class SentenceSplitter:
             return [Piece(text, "")]
         pieces: list[Piece] = []
         for part in self._segment(self._language, text):
-            sentence, separator = part.strip(), part[len(part.rstrip()) :]
-            if sentence or not pieces:
-                pieces.append(Piece(sentence, separator))
-            else:  # white space alone, such as the end of a paragraph
-                pieces[-1] = Piece(pieces[-1].text, pieces[-1].separator + part)
+            start, end = part[: len(part) - len(part.lstrip())], part[len(part.rstrip()) :]
+            if start and pieces:  # also white space alone, such as the end of a paragraph
+                pieces[-1] = Piece(pieces[-1].text, pieces[-1].separator + start)
+            if part.strip() or not pieces:
+                pieces.append(Piece(part.strip(), end))
         if len(pieces) > 1 and not pieces[0].text:
             del pieces[0]
         return pieces or [Piece("", "")]

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -218,7 +219,8 @@ def test_padding_that_a_tokenizer_was_saved_with_is_not_exported(folder):
 
 def typed_in(folder, text, *options):
     command = [sys.executable, "-c", BLOCKED, str(folder / "translate.py"), *options]
-    return subprocess.run(command, input=text, capture_output=True, check=False)
+    locale = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    return subprocess.run(command, input=text, env=locale, capture_output=True, check=False)
 
 
 def test_line_ends_are_no_part_of_a_sentence(folder, tmp_path):

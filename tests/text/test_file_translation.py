@@ -1,6 +1,7 @@
 """translate_file: files, stdin and stdout, line by line."""
 
 import gzip
+import importlib
 import io
 import os
 import subprocess
@@ -134,6 +135,14 @@ def test_a_byte_that_is_not_utf8_is_named_and_no_output_is_left(files):
     with pytest.raises(ValueError, match=r"in\.txt, line 3: byte 4 is not UTF-8"):
         translate_file(options())
     assert not output.exists()
+
+
+@pytest.mark.parametrize("compressor", ["bz2", "lzma"])
+def test_a_compressed_file_is_named(files, compressor):
+    options, source, _ = files
+    source.write_bytes(importlib.import_module(compressor).compress(b"one\ntwo\n"))
+    with pytest.raises(ValueError, match=r"in\.txt is compressed: give plain text, or a \.gz file"):
+        translate_file(options())
 
 
 def test_a_failure_does_not_change_an_existing_output(files):

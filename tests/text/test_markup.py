@@ -33,6 +33,8 @@ def test_what_is_taken_out_of_a_source():
         ("{count} files, {{ name }} and ${x} %s %(n)d", "files, and"),
         ("1 < 2 > 0, 50% sure", "1 < 2 > 0, 50% sure"),
         ("<a href='x'><i>one</i> two</a>", "one two"),
+        ("<img alt=\"a > b\" src='c>' />Open", "Open"),
+        ('<a href="x>Open "this"</a>', 'Open "this"'),  # a quote that is not closed
     ]
     for text, plain in cases:
         assert take_out(text).plain == plain
@@ -59,6 +61,8 @@ def test_character_references_of_html_are_translated_as_what_they_stand_for():
         (" ", 0),
         ("a@", 0),
         ("<!--", 0),
+        ('<a"="', 0),
+        ("<a='", 0),
         ("<b>", 66_666),
         ("<b></i>", 57_142),
         ("w {x} ", 33_333),

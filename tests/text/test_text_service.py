@@ -196,6 +196,35 @@ def test_scripts_styles_and_the_document_type_are_not_translated(ask):
     assert found["translatedText"] == html.format("zwei", "sieben")
 
 
+def test_each_element_of_html_has_its_own_text(ask):
+    for html in (
+        "<html><head><title>{}</title></head><body>{}</body></html>",
+        "<button title='a > b'>{}</button> <button>{}</button>",
+        "<select><option>{}</option><option>{}</option></select>",
+        '<details><summary>{}</summary>{}</details><img alt="7 > 8">',
+    ):
+        found = ask("translate", {"q": html.format("two", "seven"), **PAIR, "format": "html"})
+        assert found["translatedText"] == html.format("zwei", "sieben")
+
+
+def test_white_space_around_a_text_and_its_lines_stays(ask):
+    text = "\t{}\n\n  {}\r\n"
+    for form in ("text", "html"):
+        found = ask("translate", {"q": text.format("two", "seven"), **PAIR, "format": form})
+        assert found["translatedText"] == text.format("zwei", "sieben")
+
+
+def test_a_model_that_reads_letters_knows_no_language(trained_run, tmp_path):
+    shutil.copytree(trained_run, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "README.md").write_text("- Translates: fr to de\n")
+    served = served_by([demo_model(), str(tmp_path)], Settings(), Worker())
+    first, second = asyncio.run(served.calls["/detect"]({"q": "forty-two"}))
+    assert (first["language"], second) == ("en", {"confidence": 0, "language": "fr"})
+    answer = asyncio.run(served.calls["/translate"]({"q": "seven", "target": "de"}))
+    assert answer["translatedText"] == "sieben"
+    assert answer["detectedLanguage"]["language"] == "en"
+
+
 def test_long_white_space_in_html_does_not_stop_the_service():
     started = time.process_time()
     text = "two" + " " * 19_000 + "3"

@@ -190,6 +190,11 @@ def test_pieces_and_separators_are_the_text():
         "Next  one.",
     ]
     assert "".join(piece.text + piece.separator for piece in pieces) == TEXT.lstrip()
+    lines = SentenceSplitter("en").split("- One.\n  - Two.\n")
+    assert [(piece.text, piece.separator) for piece in lines] == [
+        ("- One.", "\n  "),
+        ("- Two.", "\n"),
+    ]
     for blank in ("", "  "):
         assert [piece.text for piece in SentenceSplitter("en").split(blank)] == [""]
 
