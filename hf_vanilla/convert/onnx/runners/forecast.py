@@ -75,6 +75,5 @@ if __name__ == "__main__":
         past = np.array([[seen.get((a, f), (np.nan, np.nan)) for f in frames] for a in agents])
         futures = forecaster.predict(past, np.isfinite(past[..., 0]))
         for agent, modes, shares in zip(agents, *futures, strict=True):
-            if last[agent] == end:
-                for (mode, step), x in np.ndenumerate(modes[..., 0]):
-                    write((agent, mode, step + 1, x, modes[mode, step, 1], shares[mode]))
+            for (mode, step), x in np.ndenumerate(modes[..., 0] if last[agent] == end else ()):
+                write((agent, mode, step + 1, x, modes[mode, step, 1], shares[mode]))
