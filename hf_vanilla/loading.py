@@ -53,7 +53,8 @@ def read_settings(name: str | Path) -> dict[str, Any]:
     name = model_folder(name)
     parent = Path(name).parent
     if not Path(name).is_dir() and parent != Path() and parent.is_dir():
-        raise FileNotFoundError(f"{name}: no such folder")
+        what = "a file, and models are folders" if Path(name).is_file() else "no such folder"
+        raise FileNotFoundError(f"{name}: {what}")
     with one_line(name, "config.json"):
         _check_hub_answers(name)
         settings, _ = PreTrainedConfig.get_config_dict(str(name))

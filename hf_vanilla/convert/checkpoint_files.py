@@ -101,7 +101,9 @@ def settings_of_type(
         OSError: nothing is found under that name.
     """
     settings = read_settings(name)
-    if (kind := settings.get("model_type")) != model_type:
+    if (kind := settings.get("model_type")) is None:
+        raise ValueError(f"{name} has no config.json with a model_type: give another folder")
+    if kind != model_type:
         why = f" ({reason})" if (reason := (foreign or {}).get(str(kind))) else ""
         raise ValueError(f"{name} is of type {kind!r}{why}: give one of type {model_type!r}")
     return settings

@@ -149,6 +149,12 @@ def config_of_folder(folder: Path) -> VanillaDetrConfig:
     theirs = settings_of_type(folder, "detr")
     if theirs.get("position_embedding_type", "sine") != "sine":
         raise ValueError(f"{folder} has learned positions: ours are the sines of the paper")
+    if theirs.get("auxiliary_loss"):
+        logger.warning(
+            "auxiliary_loss is true in %s: transformers then computes otherwise than the paper; "
+            "set it to false if the weights are the authors'",
+            folder,
+        )
     known = {name: theirs[name] for name in SAME_FIELDS if theirs.get(name) is not None}
     if labels := theirs.get("id2label"):
         known["id2label"] = {int(number): label for number, label in labels.items()}

@@ -104,6 +104,15 @@ def from_torch(weights: Weights, options: TorchOptions) -> VanillaForConditional
     ours = VanillaForConditionalGeneration(config)
     renamed = rename_to_ours(weights, torch_names(options))
     renamed.problems.extend(faults)
+    if not any(re.match(rf"{options.inner}(en|de)coder\..*bias$", name) for name in weights):
+        # of nn.Transformer(bias=False): zeros in all layers and norms
+        zeros = {
+            name: torch.zeros_like(weight)
+            for name, weight in ours.state_dict().items()
+            if name.startswith("model.") and name.endswith("bias")
+        }
+        renamed.weights.update(zeros)
+        renamed.origins.update(dict.fromkeys(zeros, "a bias of zeros"))
     load_renamed(ours, renamed, origin=options.input)
     return ours.eval()
 

@@ -112,7 +112,7 @@ def load_renamed(
         if _expression(pattern).fullmatch(name)
     }
     faults = {
-        "left over": [name + why.get(name, "") for name in sorted(found.left_over)],
+        "left over": [name + why.get(name, "") for name in sorted({*found.left_over})],
         "missing": sorted(expected.keys() - found.weights.keys()),
         "wrong": [
             f"{found.origins[name]} ({fault})"

@@ -105,9 +105,11 @@ def save_checkpoint(run: "PreparedRun", state: dict[str, Any]) -> Path:
             finish_folder(unfinished)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
+            begins = "starts again, since there is no checkpoint yet"
+            if all_checkpoints(run.output_dir):
+                begins = "resumes from the last checkpoint, which is complete"
             raise OSError(
-                f"cannot write {final}: {error}; make room, and the same command resumes from the "
-                "last checkpoint, which is complete"
+                f"cannot write {final}: {error}; make room, and the same command {begins}"
             ) from error
         _remove(final)
         unfinished.replace(final)

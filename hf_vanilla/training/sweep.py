@@ -218,6 +218,9 @@ def _check_values(path: Path, values: Mapping[str, Any]) -> None:
     for name in ("options", "runs"):
         section = values.get(name) or {}
         check_names(f"{path}: {name}", section, section)  # that it holds keys and values
+    names = [str(name) for name in values["runs"]]
+    if wrong := [n for n in names if {"/", "\\"}.intersection(n) or names.count(n) > 1]:
+        raise ValueError(f"{path}: runs.{wrong[0]}: give a run a name of its own, without / and \\")
     seeds = values["seeds"]
     if not isinstance(seeds, list) or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise ValueError(f"{path}: seeds={shown(seeds)}: give a list of numbers, such as [0, 1, 2]")
@@ -298,7 +301,7 @@ def run_sweep(request: tuple[Path, SweepOptions]) -> str:
     children, pool = Children(variables), ThreadPoolExecutor(max_workers=len(variables))
     with children.ended_by_sigterm():
         try:
-            results = list(pool.map(lambda run: _train_and_test(run, sweep, children), waiting))
+            results = list(pool.map(lambda run: _is_trained(run, sweep, children), waiting))
         finally:
             pool.shutdown(cancel_futures=True)
     failed = [run for run, is_done in zip(waiting, results, strict=True) if not is_done]
@@ -382,6 +385,15 @@ class Children:
             yield
         finally:
             signal.signal(signal.SIGTERM, before)
+
+
+def _is_trained(run: SweepRun, sweep: Sweep, children: Children) -> bool:
+    """Train and test one run; False where that failed, so that the others go on."""
+    try:
+        return _train_and_test(run, sweep, children)
+    except (ValueError, OSError) as error:
+        logger.warning("%s, seed %d: failed: %s", run.name, run.seed, error)
+        return False
 
 
 def _train_and_test(run: SweepRun, sweep: Sweep, children: Children) -> bool:

@@ -119,6 +119,15 @@ def test_logits_equal_theirs(is_normed, activation):
     assert_close(logits(ours), logits(theirs), **CLOSE)
 
 
+def test_a_transformer_without_biases_has_zeros():
+    theirs = Tutorial(bias=False)
+    ours = from_torch(theirs.state_dict(), OPTIONS)
+    assert_close(logits(ours), logits(theirs), **CLOSE)
+    weights = theirs.state_dict() | {"transformer.decoder.norm.bias": torch.zeros(12)}
+    with pytest.raises(ValueError, match=r"missing: .*model\.decoder\.layers\.0\.fc1\.bias"):
+        from_torch(weights, OPTIONS)
+
+
 def test_shared_tables_stay_shared():
     theirs = Tutorial()
     theirs.src_tok_emb = theirs.tgt_tok_emb

@@ -100,6 +100,18 @@ def test_a_sweep_trains_each_seed_once_and_is_compared(corpus_files, tmp_path, c
         run_sweep((path, SweepOptions()))
 
 
+def test_a_run_whose_files_cannot_be_written_leaves_the_others_alone(
+    corpus_files, tmp_path, commands
+):
+    path = write_sweep(tmp_path, corpus_files, seeds=[0])
+    (tmp_path / "runs/small-seed-0.yaml").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"1 of 2 runs failed; see .*small-seed-0\.log"):
+        run_sweep((path, SweepOptions(processes=1)))
+    assert [Path(arguments[-1]).stem for name, arguments in commands if name == "train"] == [
+        "smoothed-seed-0"
+    ]
+
+
 def test_signs_of_a_table_are_escaped_in_latex_and_markdown():
     table = comparison.Table(["a_b", "95 %"], [["x & y|z", "1 ± 2"]], ["tok:13a"])
     assert comparison.table_text(table, ".md").splitlines()[2] == r"| x & y\|z | 1 ± 2 |"
@@ -227,6 +239,8 @@ def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_pat
         ({"test": {"source": 3, "reference": "x"}}, "test.source is 3: give a text"),
         ({"test": {"source": "x", "reference": "x", "lowercase": "maybe"}}, "give true or false"),
         ({"seeds": [0, 0]}, r"seeds=\[0, 0\]: give each seed once"),
+        ({"runs": {"1": {}, 1: {}}}, "runs.1: give a run a name of its own"),
+        ({"runs": {"a/b": {}}}, "runs.a/b: give a run a name of its own, without /"),
         ({"output_dir": ["r"]}, r"output_dir=\['r'\]: give a folder"),
         ({"options": [1]}, "options must hold keys and values"),
         ({"options": {"seed": 7}}, "runs.small: seed=7: give seeds"),
