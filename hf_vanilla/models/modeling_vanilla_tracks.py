@@ -119,8 +119,8 @@ class VanillaTracksPreTrainedModel(VanillaPreTrainedModel):
         Raises:
             ValueError: an input does not fit; the message says which and how.
         """
-        trained = self.config.predicted_steps
-        if not self.is_rollout and (steps := kwargs.get("predicted_steps", trained)) != trained:
+        steps, trained = kwargs.get("predicted_steps"), self.config.predicted_steps
+        if not self.is_rollout and steps not in (None, trained):
             raise ValueError(
                 f"predicted_steps={steps}: {type(self).__name__} computes its {trained} steps at "
                 "once: leave it out"

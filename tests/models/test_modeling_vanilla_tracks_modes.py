@@ -95,6 +95,7 @@ def test_spreads_learn_the_noise_of_the_data(model):
 
 def test_another_number_of_steps_is_refused(model):
     past, _ = walks(2)
-    assert model(past, predicted_steps=3).trajectories.shape[2] == 3
+    for steps in (None, 3):
+        assert model(past, predicted_steps=steps).trajectories.shape[2] == 3
     with pytest.raises(ValueError, match="computes its 3 steps at once"):
         model(past, predicted_steps=20)
