@@ -48,13 +48,14 @@ def read_settings(name: str | Path) -> dict[str, Any]:
 
     Raises:
         ValueError: it is damaged, or a size in it is absurd.
-        OSError: nothing is found under that name.
+        OSError: nothing is found under that name, or a file.
     """
     name = model_folder(name)
     parent = Path(name).parent
+    if Path(name).is_file():
+        raise OSError(f"{name} is a file: give the folder of a model, or its Hub id")
     if not Path(name).is_dir() and parent != Path() and parent.is_dir():
-        what = "a file, and models are folders" if Path(name).is_file() else "no such folder"
-        raise FileNotFoundError(f"{name}: {what}")
+        raise FileNotFoundError(f"{name}: no such folder")
     with one_line(name, "config.json"):
         _check_hub_answers(name)
         settings, _ = PreTrainedConfig.get_config_dict(str(name))
@@ -247,10 +248,6 @@ def one_line(name: str | Path, part: str) -> Iterator[None]:
     except Exception as error:  # damaged files raise many different exceptions
         is_here = Path(name).is_dir()
         if not is_here and isinstance(error, OSError | HfHubHTTPError | HFValidationError):
-            if Path(name).is_file() and part != "dataset":
-                raise OSError(
-                    f"{name} is a file: give the folder of a model, or its Hub id"
-                ) from None
             here = "file or folder" if part == "dataset" else "folder"
             has_own = part != "dataset" and "/" not in str(name)
             own = f"; the package has the translators {', '.join(DEMO_MODELS)}" if has_own else ""

@@ -34,6 +34,7 @@ from .weight_names import (
     load_renamed,
     rename_to_ours,
     torch_layer_names,
+    with_zero_biases,
 )
 
 logger = logging.getLogger(__name__)
@@ -102,17 +103,12 @@ def from_torch(weights: Weights, options: TorchOptions) -> VanillaForConditional
     """
     config, faults = _config(weights, options)
     ours = VanillaForConditionalGeneration(config)
+    if not any(re.match(rf"{options.inner}(en|de)coder\..*bias$", name) for name in weights):
+        # of nn.Transformer(bias=False)
+        norms = (f"norm{number}.weight" for number in ("", 1, 2, 3))
+        weights = with_zero_biases(weights, "linear1.weight", "linear2.weight", *norms)
     renamed = rename_to_ours(weights, torch_names(options))
     renamed.problems.extend(faults)
-    if not any(re.match(rf"{options.inner}(en|de)coder\..*bias$", name) for name in weights):
-        # of nn.Transformer(bias=False): zeros in all layers and norms
-        zeros = {
-            name: torch.zeros_like(weight)
-            for name, weight in ours.state_dict().items()
-            if name.startswith("model.") and name.endswith("bias")
-        }
-        renamed.weights.update(zeros)
-        renamed.origins.update(dict.fromkeys(zeros, "a bias of zeros"))
     load_renamed(ours, renamed, origin=options.input)
     return ours.eval()
 

@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--n_best", type=int, help="write so many hypotheses with their scores")
     parser.add_argument("--threads", type=int, default=0, help="default: one for each core")
     options = parser.parse_args()
-    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # as stdin
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # a TextIOWrapper
     translator, number = Translator(threads=options.threads), 0
     while lines := [line.decode().rstrip("\r\n") for line in islice(sys.stdin.buffer, WINDOW)]:
         lines[0] = lines[0] if number else lines[0].removeprefix("\ufeff")  # byte order mark

@@ -171,7 +171,6 @@ class Model:
         if getattr(config, "position_embedding_type", None) == "learned":
             self.limit = min(self.limit, config.max_position_embeddings)
         self._fragments = served.fragments
-        self.has_words = bool(self._fragments)
         # of a code such as pt-BR the language alone; of any other name, the rules of English
         code = re.match(r"[a-z]{2,3}(?![a-z])", self.source.lower())
         self._splitter = SentenceSplitter("en" if code is None else code[0])
@@ -210,6 +209,13 @@ class Model:
     def familiarity(self, ids: Sequence[int]) -> float:
         """Share of the tokens that are more than a letter or a byte."""
         return 1 - sum(one in self._fragments for one in ids) / max(len(ids), 1)
+
+    def language(self, text: str) -> dict[str, Any]:
+        """The source language, and the share of the text's tokens that the model knows."""
+        share = self.familiarity(self.tokenizer(text, verbose=False).input_ids)
+        # a model without fragments splits every text into letters
+        known = share if self._fragments else 0
+        return {"confidence": round(100 * known), "language": self.source}
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -255,11 +261,7 @@ class TextService:
         ways = [[_text_of(blocks, found, n) for n in range(1 + alternatives)] for blocks in plan]
         answer: dict[str, list[Any]] = {"translatedText": [way[0] for way in ways]}
         if _text(body, "source", "auto") == "auto":
-            found_languages = [self._detected(text) for text in texts]
-            answer["detectedLanguage"] = [
-                next(one for one in languages if one["language"] == model.source)
-                for languages in found_languages
-            ]
+            answer["detectedLanguage"] = [model.language(text) for text in texts]
         if alternatives:
             answer["alternatives"] = [list(dict.fromkeys(way))[1:] for way in ways]
         is_one = isinstance(body["q"], str)
@@ -297,17 +299,9 @@ class TextService:
         }
 
     def _detected(self, text: str) -> list[dict[str, Any]]:
-        """The source languages, the one whose model knows most tokens of the text first.
-
-        A model that splits every text into letters knows none.
-        """
-        shares = {
-            model.source: model.has_words
-            * model.familiarity(model.tokenizer(text, verbose=False).input_ids)
-            for model in reversed(self.models)
-        }
-        found = [{"confidence": round(100 * shares[code]), "language": code} for code in shares]
-        return sorted(reversed(found), key=lambda one: -one["confidence"])
+        """The source languages, the one whose model knows most tokens of the text first."""
+        found = {model.source: model.language(text) for model in reversed(self.models)}
+        return sorted(reversed(found.values()), key=lambda one: -one["confidence"])
 
     def _of_languages(self, source: str, target: str) -> Model:
         for model in self.models:

@@ -64,7 +64,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write path, label and probability of images.")
     parser.add_argument("images", nargs="+", metavar="IMAGE")
     paths, is_bad = parser.parse_args().images, False
-    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # a TextIOWrapper
     classifier, write = Classifier(), csv.writer(sys.stdout, lineterminator="\n").writerow
     for path in paths:
         try:

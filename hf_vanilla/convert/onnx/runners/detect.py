@@ -65,7 +65,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write path, label, score and box of objects.")
     parser.add_argument("images", nargs="+", metavar="IMAGE")
     paths, is_bad = parser.parse_args().images, False
-    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # a TextIOWrapper
     detector, write = Detector(), csv.writer(sys.stdout, lineterminator="\n").writerow
     for path in paths:
         try:

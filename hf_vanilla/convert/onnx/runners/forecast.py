@@ -50,7 +50,7 @@ if __name__ == "__main__":
     parser.add_argument("stride", nargs="?", type=int, metavar="FRAMES_PER_STEP")
     stride = parser.parse_args().stride
     table = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig")  # of spreadsheets: with a BOM
-    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # a TextIOWrapper
     rows, write = csv.DictReader(table), csv.writer(sys.stdout, lineterminator="\n").writerow
     try:
         forecaster = Forecaster()
