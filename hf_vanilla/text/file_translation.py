@@ -153,8 +153,11 @@ def checked_output(name: str, *, overwrite: bool) -> Path | None:
     """The path of an output file; None for stdout.
 
     Raises:
+        ValueError: its ending is that of a compression other than gzip.
         OSError: the file cannot be written, or exists and `overwrite` is off.
     """
+    if Path(name).suffix in {".bz2", ".xz", ".zst"}:
+        raise ValueError(f"output={name}: give a name that ends in .gz, or one of plain text")
     return None if name == STANDARD_STREAM else check_output_file(name, overwrite=overwrite)
 
 

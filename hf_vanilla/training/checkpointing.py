@@ -96,7 +96,7 @@ def save_checkpoint(run: "PreparedRun", state: dict[str, Any]) -> Path:
         scaler = accelerator.scaler and accelerator.scaler.state_dict()
         state = {**state, "optimizer": optimizer["param_groups"], "scaler": scaler or None}
         try:
-            unfinished.mkdir(parents=True)
+            unfinished.mkdir()  # no parents: a folder removed meanwhile is an error
             save_file(weights, unfinished / WEIGHTS_FILE, metadata={"format": "pt"})
             save_file(tensors, unfinished / OPTIMIZER_FILE)
             state["files"] = {path.name: _checksum(path) for path in unfinished.iterdir()}
@@ -105,12 +105,14 @@ def save_checkpoint(run: "PreparedRun", state: dict[str, Any]) -> Path:
             finish_folder(unfinished)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            begins = "starts again, since there is no checkpoint yet"
+            remedy = "make room, and the same command "
             if all_checkpoints(run.output_dir):
-                begins = "resumes from the last checkpoint, which is complete"
-            raise OSError(
-                f"cannot write {final}: {error}; make room, and the same command {begins}"
-            ) from error
+                remedy += "resumes from the last checkpoint, which is complete"
+            elif run.output_dir.is_dir():
+                remedy += "starts again, since there is no checkpoint yet"
+            else:
+                remedy = "the output_dir was removed: put it back, and the same command resumes"
+            raise OSError(f"cannot write {final}: {error}; {remedy}") from error
         _remove(final)
         unfinished.replace(final)
         flush_to_disk(run.output_dir)

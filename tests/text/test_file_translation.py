@@ -116,6 +116,14 @@ def test_an_existing_output_is_refused_and_not_changed(files):
     assert output.read_text() == "earlier"
 
 
+def test_an_output_named_after_another_compression_than_gzip_is_refused(files):
+    options, _, output = files
+    for name in ("out.bz2", "out.de.xz", "out.zst"):
+        with pytest.raises(ValueError, match=rf"{name}: give a name that ends in \.gz"):
+            translate_file(options(output=str(output.with_name(name))))
+        assert not output.with_name(name).exists()
+
+
 def test_overwrite_replaces_an_existing_output(files, trained):
     options, _, output = files
     output.write_text("earlier")

@@ -172,6 +172,14 @@ def test_a_checkpoint_that_cannot_be_written_ends_with_the_remedy(run, monkeypat
     assert [path.name for path in folder.iterdir()] == ["checkpoint-2"]
 
 
+def test_a_folder_removed_during_the_training_ends_it(run):
+    parts, _, folder = run
+    shutil.rmtree(folder)
+    with pytest.raises(OSError, match=r"checkpoint-2: .*output_dir was removed: put it back"):
+        save_checkpoint(keeping(parts, 1), {"step": 2})
+    assert not folder.exists()
+
+
 # --- the best ----------------------------------------------------------------------------------
 
 SCORES = {1: (3.0, 20.0), 2: (2.0, 30.0), 3: (2.5, 40.0), 4: (2.0, 10.0)}
