@@ -5,6 +5,7 @@ used. To add a task, add a row here and a folder with its modules.
 """
 
 import importlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -32,7 +33,9 @@ class Measure:
     precision: int = 4
 
     def rank(self, value: float) -> float:
-        """A number that is lower for a better value."""
+        """A number that is lower for a better value; NaN is the worst."""
+        if math.isnan(value):
+            return math.inf
         return -value if self.better == "higher" else value
 
 

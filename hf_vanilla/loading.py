@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -38,6 +39,20 @@ def model_folder(name: str | Path) -> str:
     """The folder of a model of the package; every other name, or one of a folder here, as it is."""
     name = str(name)
     return name if Path(name).is_dir() else DEMO_MODELS.get(name, name)
+
+
+def device_named(name: str | torch.device | None) -> torch.device:
+    """A device by its name, such as cpu; None: a GPU if there is one.
+
+    Raises:
+        ValueError: torch does not compute there.
+    """
+    try:
+        device = name or ("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device={str(name)!r}: {reason:.80}: give another, such as cpu") from None
 
 
 def read_settings(name: str | Path) -> dict[str, Any]:
@@ -251,7 +266,7 @@ def one_line(name: str | Path, part: str) -> Iterator[None]:
             here = "file or folder" if part == "dataset" else "folder"
             has_own = part != "dataset" and "/" not in str(name)
             own = f"; the package has the translators {', '.join(DEMO_MODELS)}" if has_own else ""
-            why = f"{str(error).splitlines()[0]}{own}"
+            why = f"{(str(error) or type(error).__name__).splitlines()[0]}{own}"
             raise OSError(f"{name}: no such {here}, and not found on the Hub: {why}") from None
         if isinstance(error, FileNotFoundError):
             raise

@@ -17,6 +17,7 @@ from hf_vanilla.command_help import OptionFormatter
 from hf_vanilla.file_values import check_names, checked, is_finite_number, shown, yaml_value
 
 PROGRESS_AFTER = 3.0  # seconds
+TRUTHS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")  # of `string_to_bool`
 
 
 class UsageError(ValueError):
@@ -439,16 +440,27 @@ def pop_values(arguments: list[str], name: str) -> list[str]:
     return values[::-1]
 
 
-def options_and_paths(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of a command line with their values, and all other arguments; `-` is a path."""
-    options, paths, remaining = [], [], iter(arguments)
-    for argument in remaining:
+def options_and_paths(kind: type, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of a command line with their values, and all other arguments; `-` is a path.
+
+    Args:
+        kind: dataclass of the options. A path may follow one that is true or false.
+        arguments: of the command line.
+    """
+    flags = {declared.name for declared in fields(kind) if isinstance(declared.default, bool)}
+    options, paths, remaining = [], [], [*arguments]
+    while remaining:
+        argument = remaining.pop(0)
         if argument == "-" or not argument.startswith("-"):
             paths.append(argument)
             continue
         options.append(argument)
-        if "=" not in argument and argument not in ("-h", "--help"):
-            options.extend([value] if (value := next(remaining, None)) is not None else [])
+        following = remaining[0] if remaining else "--"
+        is_value = not following.startswith("--") and argument not in ("-h", "--help")
+        if argument.removeprefix("--").replace("-", "_") in flags:
+            is_value = following.lower() in TRUTHS
+        if is_value and "=" not in argument:
+            options.append(remaining.pop(0))
     return options, paths
 
 

@@ -78,6 +78,22 @@ def test_what_fails_spares_its_batch(held):
         futures[1].result(60)
 
 
+def test_a_panic_of_code_in_rust_leaves_the_thread_alive(held):
+    class PanicError(BaseException):
+        """As pyo3's PanicException, no Exception."""
+
+    def panics(values):
+        raise PanicError
+
+    worker, doubled = held
+    (lost,) = worker.submit(panics, [1], [1])
+    (found,) = worker.submit(doubled, [4], [1])
+    doubled.free.set()
+    assert found.result(60) == 8
+    with pytest.raises(PanicError):
+        lost.result(60)
+
+
 def test_a_full_queue_refuses_all_of_a_request_and_cancelled_values_leave_it(held):
     worker, doubled = held
     futures = worker.submit(doubled, [1] * 7, [1] * 7)

@@ -171,7 +171,7 @@ def _compute(works: list[_Work]) -> None:
     """Give each its result; a batch that fails is halved, until the one that fails is alone."""
     try:
         results = works[0].batch([work.value for work in works])
-    except Exception as error:  # of any kind, out of memory included
+    except BaseException as error:  # of any kind: memory is full, or code in Rust panics
         if len(works) == 1:
             works[0].future.set_exception(error)
             return

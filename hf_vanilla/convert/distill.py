@@ -292,6 +292,8 @@ def _best_translations(
             some.append((chrf.sentence_score(rows[0][1], [pair["target"]]).score, rows.popleft()))
         if some:
             yield max(some, key=lambda scored: scored[0])[1]
+    if rows:
+        raise ValueError(f"{folder}: the translations of {rows[0][0]!r:.60} are of another line")
 
 
 # --- student ------------------------------------------------------------------------------------

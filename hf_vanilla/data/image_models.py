@@ -17,7 +17,7 @@ from transformers import AutoImageProcessor, PreTrainedModel
 
 from hf_vanilla.families import load_part, task_entry
 from hf_vanilla.files import whole_file
-from hf_vanilla.loading import load_model, load_saved, read_settings
+from hf_vanilla.loading import device_named, load_model, load_saved, read_settings
 from hf_vanilla.options import (
     Options,
     UsageError,
@@ -27,7 +27,7 @@ from hf_vanilla.options import (
     progress_bar,
 )
 
-from .images import IMAGE_SUFFIXES, ImageError, images_below, open_image
+from .images import IMAGE_SUFFIXES, ImageError, images_below, is_image_name, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -58,8 +58,8 @@ def load_image_model(
         found = f"is a model of type {kind!r}" if kind else "has no config.json of a model"
         raise ValueError(f"{name} {found}: {remedy}")
     processor = load_image_processor(name)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return load_model(load_part(entry.auto_class), name).to(device), processor
+    place = device_named(device)
+    return load_model(load_part(entry.auto_class), name).to(place), processor
 
 
 def load_image_processor(name: str) -> Any:
@@ -192,18 +192,31 @@ def check_processor(processor: Any, resample: int | None = None) -> None:
     Raises:
         ValueError: it does not resize, scale to [0, 1] or normalise, or interpolates otherwise.
     """
-    needed: dict[str, Any] = {"do_resize": True, "do_rescale": True, "do_normalize": True}
-    needed |= {} if resample is None else {"resample": resample}
-    for name, only in needed.items():
-        if (value := getattr(processor, name)) != only:
-            raise ValueError(
-                f"the image processor has {name}={value!r}: training needs {only!r}; set it in "
-                "preprocessor_config.json, if the model was trained so"
-            )
+    check_steps(processor, "training", **({} if resample is None else {"resample": resample}))
     if abs(255 * processor.rescale_factor - 1) > 1e-6:
         raise ValueError(
             f"the image processor has rescale_factor={processor.rescale_factor}: training has 1/255"
         )
+
+
+def check_steps(processor: Any, reader: str, **others: Any) -> None:
+    """Refuse an image processor that does not resize, rescale and normalise.
+
+    Args:
+        processor: of a saved model.
+        reader: what needs it, for the message.
+        **others: further fields that it needs, with their values.
+
+    Raises:
+        ValueError: a field has another value.
+    """
+    steps: dict[str, Any] = {"do_resize": True, "do_rescale": True, "do_normalize": True}
+    for name, only in (steps | others).items():
+        if (value := getattr(processor, name)) != only:
+            raise ValueError(
+                f"the image processor has {name}={value!r}: {reader} needs {only!r}; set it in "
+                "preprocessor_config.json, if the model was trained so"
+            )
 
 
 def log_sets(train: Any, validation: Any) -> None:
@@ -247,16 +260,18 @@ def read_image_request(options: type, arguments: Sequence[str]) -> ImageRequest:
         arguments: of the command line.
 
     Raises:
-        UsageError: an option is unknown or missing, or there is no path.
+        UsageError: an option is unknown or missing, there is no path, or the output is an image.
         FileNotFoundError: a path does not exist.
     """
-    given, paths = options_and_paths(arguments)
+    given, paths = options_and_paths(options, arguments)
     parsed = parse_options(options, given)
     if not paths:
         raise UsageError("missing: paths of images or folders, or - to read them from stdin")
     for path in paths:
         if path != STDIN and not os.path.exists(path):
             raise FileNotFoundError(f"{path}: no such file or folder")
+    if parsed.output is not None and is_image_name(os.path.basename(parsed.output)):
+        raise UsageError(f"output={parsed.output}: give the name of a text file, not of an image")
     return ImageRequest(parsed, tuple(paths))
 
 
@@ -264,7 +279,7 @@ def image_paths(paths: Iterable[str]) -> Iterator[str]:
     """Paths of images: files as given, folders at any depth sorted by name, `-` from stdin."""
     for path in paths:
         if path == STDIN:
-            yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
+            yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip())
         elif os.path.isdir(path):
             yield from images_below(path)
         else:

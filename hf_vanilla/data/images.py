@@ -88,7 +88,7 @@ def header_size(source: "str | Path | BinaryIO", *, name: str | None = None) -> 
     """
     with _image_file(source, name) as image:
         # the image lies on its side; the size of a TIFF is that of the turned one already
-        turned = image.format != "TIFF" and image.getexif().get(0x0112, 1) >= 5
+        turned = image.format != "TIFF" and image.getexif().get(0x0112) in range(5, 9)
         width, height = image.size
     return (width, height) if turned else (height, width)
 
@@ -361,12 +361,8 @@ class FileImages:
         """
         path = self.folder / self.names[row]
         image = open_image(path)
-        if self.sizes is not None and (image.height, image.width) != self.sizes[row]:
-            height, width = self.sizes[row]
-            raise ImageError(
-                f"{path} has {image.width} x {image.height} pixels, but the annotations are of "
-                f"{width} x {height}: scale the boxes, or annotate what its EXIF data shows"
-            )
+        if self.sizes is not None:
+            check_size((image.height, image.width), self.sizes[row], str(path))
         return image
 
 
@@ -400,6 +396,20 @@ class ImageCells:
         if cell is None:
             raise ImageError(f"{self.origin}[{row}] has no image: leave the row out")
         return cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"])
+
+
+def check_size(size: tuple[int, int], annotated: tuple[int, int], name: str) -> None:
+    """Compare height and width of an image with those of its annotations.
+
+    Raises:
+        ImageError: they differ.
+    """
+    if size != annotated:
+        raise ImageError(
+            f"{name} has {size[1]} x {size[0]} pixels, but the annotations are of "
+            f"{annotated[1]} x {annotated[0]}: scale the boxes, or annotate what its EXIF data "
+            "shows"
+        )
 
 
 def _open_row(whole: Callable[[int], "Image"], rows: np.ndarray, row: int) -> "Image":

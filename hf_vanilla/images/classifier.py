@@ -23,6 +23,7 @@ from hf_vanilla.data.image_models import (
     read_image_request,
 )
 from hf_vanilla.data.images import as_rgb
+from hf_vanilla.models.configuration_vanilla_vit import PROBLEM_TYPES
 from hf_vanilla.options import option
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 
 FORMATS = ("csv", "jsonl")
+_, MULTI_LABEL, REGRESSION = PROBLEM_TYPES
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,28 @@ class Classifier:
 
     @torch.inference_mode()
     def probabilities(self, images: Iterable["Image"]) -> Tensor:
-        """`(B, C)` float32 probabilities of images; they sum to 1 over the labels."""
+        """`(B, C)` float32 probabilities of images; they sum to 1, unless `is_multi_label`.
+
+        Raises:
+            ValueError: the processor makes images of several sizes.
+        """
         opened = map(as_rgb, images)
         pixels = [self.processor(image, return_tensors="pt")["pixel_values"] for image in opened]
         if not pixels:
             return torch.empty(0, self.model.config.num_labels)
-        logits = self.model(torch.cat(pixels).to(self.model.device)).logits
-        return logits.float().softmax(-1).cpu()
+        if len(sizes := {tuple(one.shape[2:]) for one in pixels}) > 1:
+            raise ValueError(
+                f"the image processor makes images of {sorted(sizes)} pixels: set do_resize to "
+                "true in its preprocessor_config.json, or give images of one size"
+            )
+        logits = self.model(torch.cat(pixels).to(self.model.device)).logits.float()
+        return (logits.sigmoid() if self.is_multi_label else logits.softmax(-1)).cpu()
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether each label has a probability of its own, as in transformers' pipeline."""
+        config = self.model.config
+        return config.problem_type == MULTI_LABEL or config.num_labels == 1
 
     def guesses(self, images: Iterable["Image"], *, top_k: int = 5) -> list[tuple[Guess, ...]]:
         """The `top_k` most probable labels of each image, or all of a model with fewer."""
@@ -87,13 +104,9 @@ class Classifier:
         """An RGB image after resizing and cropping, as the model sees it."""
         from PIL import Image
 
-        pixels = self.processor(image, return_tensors="pt")["pixel_values"][0]  # (3, H, W)
-        mean, deviation = (
-            torch.tensor(values).view(-1, 1, 1)
-            for values in (self.processor.image_mean, self.processor.image_std)
-        )
-        levels = ((pixels * deviation + mean).clamp(0, 1) * 255).round().byte()
-        return Image.fromarray(levels.permute(1, 2, 0).numpy())  # (H, W, 3)
+        plain = {"do_rescale": False, "do_normalize": False}
+        pixels = self.processor(image, **plain, return_tensors="pt")["pixel_values"][0]  # (3, H, W)
+        return Image.fromarray(pixels.byte().permute(1, 2, 0).numpy())  # (H, W, 3)
 
 
 def load_classifier(name: str, *, device: str | None = None) -> Classifier:
@@ -104,7 +117,7 @@ def load_classifier(name: str, *, device: str | None = None) -> Classifier:
         device: such as `"cpu"`; None: a GPU if there is one.
 
     Raises:
-        ValueError: it is another type of model, or has no image processor.
+        ValueError: it is another type of model, a regression, or has no image processor.
         OSError: nothing is found under that name.
     """
     model, processor = load_image_model(
@@ -113,6 +126,8 @@ def load_classifier(name: str, *, device: str | None = None) -> Classifier:
         remedy="give an image model of this package; hf-vanilla convert makes one of a ViT",
         device=device,
     )
+    if model.config.problem_type == REGRESSION:
+        raise ValueError(f"{name} is a regression, without labels: call the model in Python")
     return Classifier(model, processor)
 
 

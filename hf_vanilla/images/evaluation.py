@@ -194,7 +194,7 @@ def evaluate_images(options: EvaluateImagesOptions) -> ImageScores:
 
     Raises:
         ValueError: the classes of the images are unknown to the model, or too many for the figure,
-            or there is no image.
+            the model is a multi-label one, or there is no image.
         OSError: nothing is found under a name, or the figure exists and `overwrite` is off.
     """
     path = None
@@ -202,6 +202,11 @@ def evaluate_images(options: EvaluateImagesOptions) -> ImageScores:
         path = check_output(options.confusion, overwrite=options.overwrite)
     classifier = load_classifier(options.model, device=options.device)
     config = classifier.model.config
+    if classifier.is_multi_label:
+        raise ValueError(
+            f"{options.model} gives each label a probability of its own: these scores are of "
+            "models that choose one label for an image"
+        )
     if path is not None and config.num_labels > MOST_CLASSES:
         raise ValueError(
             f"{config.num_labels} classes do not fit into a figure: at most {MOST_CLASSES}"

@@ -36,7 +36,7 @@ from hf_vanilla.data.images import (
 )
 from hf_vanilla.hub.card import model_card
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
-from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
+from hf_vanilla.models.modeling_vanilla_vit import SINGLE, VanillaForImageClassification
 from hf_vanilla.training.processes import sum_over_processes, validation_bar
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, RowTask, Validation, Work, data_fingerprint
@@ -161,6 +161,8 @@ class ImageClassificationTask(RowTask):
         config = self.recipe.config(**label_fields(names))
         start = self.recipe.train.initial_model
         if start is not None:
+            if config.problem_type != SINGLE:
+                config.problem_type = None  # each image has one label, whatever the model had
             return with_new_head(start, names, config)
         return VanillaForImageClassification(config)
 

@@ -94,6 +94,13 @@ class VanillaDetrConfig(VanillaTwoSidedConfig):
             if "model_type" not in values:
                 raise ValueError("backbone_config has no model_type: give one, such as 'resnet'")
             self.backbone_config = AutoConfig.for_model(**values)
+        channels = getattr(self.backbone_config, "num_channels", self.num_channels)
+        if self.num_channels not in (3, channels):  # 3 may be the default
+            raise ValueError(
+                f"num_channels={self.num_channels}, but backbone_config has {channels}: give both "
+                "the same"
+            )
+        self.num_channels = channels
         super().__post_init__(**kwargs)
 
     def validate_sizes(self) -> None:

@@ -210,8 +210,8 @@ def detection_loss(
     if num_objects is None or num_images is None:
         num_objects, num_images = labels.ne(NO_LABEL).sum(), images
     objects = torch.as_tensor(num_objects).to(logits.device)
-    divisor = objects + config.eos_coefficient * (queries * num_images - objects)
-    label = of_queries.view(layers, -1).sum(dim=1) / divisor
+    weight = objects + config.eos_coefficient * (queries * num_images - objects)
+    label = of_queries.view(layers, -1).sum(dim=1) / weight.clamp(min=1e-9)  # 0: nothing counts
 
     predicted, wanted = (
         at_least_float32(boxes[layer, image, query]),

@@ -6,6 +6,7 @@ Shapes: B batch, S source, T target, D `d_model`, V vocabulary.
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -154,6 +155,13 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
         self.post_init()
         self.generation_config = paper_decoding(config)
+
+    def compute_transition_scores(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As transformers does, with the vocabulary of the target in place of the source's."""
+        config = copy.copy(self.config)
+        config.vocab_size = config.target_vocab_size
+        stand_in: Any = SimpleNamespace(config=config)
+        return GenerationMixin.compute_transition_scores(stand_in, *args, **kwargs)
 
     @takes_cache
     @can_return_tuple

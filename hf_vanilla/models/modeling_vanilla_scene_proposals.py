@@ -177,7 +177,7 @@ class VanillaForSocialProposalTrajectoryPrediction(RegionModel):
         self.position = perceptron(2, place)
         self.motion_fusion = perceptron(width + place, width)
         self.polylines = PolylineEncoder(config)
-        self.lane_projection = nn.Linear(place, width)
+        self.lane_projection = nn.Linear(2 * (width // 4), width)
         self.lanes = ProposalStage(config)
         self.distance = perceptron(count * width, width)
         self.social_fusion = perceptron(width + place, width)
@@ -254,7 +254,7 @@ class PolylineEncoder(nn.Module):
     polyline stands beside them.
 
     Args:
-        config: read for `d_model`, half of which is the width of the vectors, and kinds.
+        config: read for `d_model`, two quarters of which are the width of the vectors, and kinds.
     """
 
     def __init__(self, config: VanillaSceneConfig) -> None:
@@ -267,7 +267,7 @@ class PolylineEncoder(nn.Module):
         )
 
     def forward(self, vectors: Tensor, is_real: Tensor) -> Tensor:
-        """Vectors `(R, P, D / 2)` of pieces `(R, P, S, F)`, of which `(R, P, S)` are real."""
+        """Vectors `(R, P, 2 (D // 4))` of pieces `(R, P, S, F)`; `(R, P, S)` are real."""
         is_real = is_real.unsqueeze(-1)
         for layer in self.layers:
             vectors = torch.where(is_real, layer(vectors), 0)  # features are not negative

@@ -250,8 +250,9 @@ class VanillaVitModel(VanillaVitPreTrainedModel):
         except ValueError:
             self.config.image_size = old_size
             raise
-        table = resized(self.embeddings.positions, old_grid, self.config.grid)
-        self.embeddings.positions = nn.Parameter(table.clone())
+        old = self.embeddings.positions
+        table = resized(old, old_grid, self.config.grid).clone()
+        self.embeddings.positions = nn.Parameter(table, requires_grad=old.requires_grad)
 
 
 class VanillaForImageClassification(VanillaVitPreTrainedModel):

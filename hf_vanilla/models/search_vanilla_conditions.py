@@ -130,7 +130,10 @@ def is_as_built(model: VanillaPreTrainedModel) -> bool:
         not torch.compiler.is_compiling()
         and model.config._attn_implementation in ("eager", "sdpa")
         and not hasattr(model, "hf_device_map")
-        and type(model).forward is VanillaForConditionalGeneration.forward
+        and all(
+            getattr(type(model), name) is getattr(VanillaForConditionalGeneration, name)
+            for name in STEPS_OF_GENERATE
+        )
         and type(decoder).forward is VanillaDecoder.forward
         and all(
             type(layer) is VanillaDecoderLayer

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 
 from .attention_vanilla import padding_mask
+from .kernels_vanilla import in_autocast_bfloat16
 from .positions_vanilla import SinusoidalPositions
 from .pretrained_vanilla import VanillaPreTrainedModel
 
@@ -315,7 +316,8 @@ class SearchDecoder:
         if self.mask is not None:
             layer: Any = self.cache.self_attention_cache.layers[0]
             mask = self.mask[:, :, : layer.width(self.slots)].unsqueeze(1)  # (b, 1, n, slots)
-        hidden_states = self.decoder.embed_tokens(input_ids) * self.decoder.embed_scale + position
+        vectors = self.decoder.embed_tokens(input_ids) * self.decoder.embed_scale
+        hidden_states = in_autocast_bfloat16(vectors + position)
         hidden_states = self._layers(hidden_states, mask, self.source_masks[1])
         return self.lm_head(self.decoder.layer_norm(hidden_states).flatten(0, 1))
 

@@ -80,8 +80,8 @@ class VanillaTextPreTrainedModel(VanillaPreTrainedModel):
         Raises:
             ValueError: the weights are int8.
         """
-        if getattr(self, "hf_quantizer", None) is not None and (args or kwargs):
-            raise ValueError("int8 weights cannot be resized: call dequantize() on the model first")
+        if args or kwargs:
+            self._require_float()
         embeddings = super().resize_token_embeddings(*args, **kwargs)
         if self.config.share_encoder_decoder_embeddings or not self.config.is_encoder_decoder:
             self.config.decoder_vocab_size = self.config.vocab_size
@@ -93,8 +93,9 @@ class VanillaTextPreTrainedModel(VanillaPreTrainedModel):
         """Resize the target embeddings and the output projection of a model with two tables.
 
         Raises:
-            ValueError: source and target share one table.
+            ValueError: source and target share one table, or the weights are int8.
         """
+        self._require_float()
         if self.config.share_encoder_decoder_embeddings:
             raise ValueError("source and target share one table: call resize_token_embeddings")
         decoder = self.base_model.decoder
@@ -109,8 +110,14 @@ class VanillaTextPreTrainedModel(VanillaPreTrainedModel):
             )
             self.set_output_embeddings(resized)
         self.config.decoder_vocab_size = size
+        if not self.config.is_encoder_decoder:
+            self.config.vocab_size = size
         self.tie_weights()
         return decoder.embed_tokens
+
+    def _require_float(self) -> None:
+        if getattr(self, "hf_quantizer", None) is not None:
+            raise ValueError("int8 weights cannot be resized: call dequantize() on the model first")
 
 
 class VanillaStack(VanillaTextPreTrainedModel):

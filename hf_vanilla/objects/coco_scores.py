@@ -96,7 +96,8 @@ def score_detections(found: Sequence[Detections], images: DetectionImages) -> Ob
     """Scores of the objects detected in images.
 
     Args:
-        found: of each image, boxes in its pixels; at most the 100 surest of an image count.
+        found: of each image, boxes in its pixels; at most the 100 surest of an image and class
+            count.
         images: the truth, crowds included; labels of both index the same names.
 
     Raises:
@@ -137,8 +138,9 @@ def score_detections(found: Sequence[Detections], images: DetectionImages) -> Ob
         precision=at_iou50[:, (at_iou50 > -1).all(axis=0)].mean(axis=1),
         duplicates=repeated / max(sum(map(len, sure)), 1),
         count_error=float(np.mean(gaps)),
-        protocol="COCO AP (IoU 0.50:0.95, 101 recalls, 100 objects an image, no suppression) of "
-        f"{images.origin}: {len(images):,} images, {sum(map(len, images.objects)):,} objects, "
+        protocol="COCO AP (IoU 0.50:0.95, 101 recalls, 100 objects of an image and class, no "
+        f"suppression) of {images.origin}: {len(images):,} images, "
+        f"{sum(map(len, images.objects)):,} objects, "
         f"{len(images.label_names)} classes, faster-coco-eval {version('faster-coco-eval')}",
     )
 

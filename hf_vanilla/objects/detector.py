@@ -154,7 +154,9 @@ class Detector:
             edges = size["shortest_edge"], size["longest_edge"]
             height, width = resized_size((image.height, image.width), *edges)
             size = {"height": height, "width": width}
-        return self.processor(image, size=size, return_tensors="pt")["pixel_values"]
+        # without the mask of `pad_size`, padding would be read as part of the image
+        pixels = self.processor(image, size=size, do_pad=False, return_tensors="pt")
+        return pixels["pixel_values"]
 
 
 def load_detector(name: str, *, device: str | None = None) -> Detector:

@@ -19,6 +19,8 @@ from .sources import load_detection_images
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_SPLIT = "validation"
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateObjectsOptions(Options):
@@ -32,7 +34,7 @@ class EvaluateObjectsOptions(Options):
         )
     )
     images: str | None = option(None, "folder of a COCO file's images; default: its own")
-    split: str = option("validation", "split of a folder or dataset")
+    split: str = option(DEFAULT_SPLIT, "split of a folder or dataset")
     figures: str | None = option(None, "file for the figures as JSON")
     curve: str | None = option(None, "figure file of precision over recall, .png or .svg")
     layers: str | None = option(
@@ -46,8 +48,13 @@ class EvaluateObjectsOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.layers is not None and self.layers == self.curve:
-            raise ValueError(f"curve and layers are both {self.layers!r}: give two files")
+        files = [file for file in (self.curve, self.layers, self.figures) if file is not None]
+        if len({*files}) < len(files):
+            raise ValueError(
+                f"files={', '.join(files)}: give curve, layers and figures different ones"
+            )
+        if self.dataset == DIGIT_SCENES and (self.images or self.split != DEFAULT_SPLIT):
+            raise ValueError(f"images and split are for files and folders, not {DIGIT_SCENES}")
 
 
 def evaluate_objects(options: EvaluateObjectsOptions) -> ObjectScores:

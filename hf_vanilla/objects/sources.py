@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from hf_vanilla.data.images import (
     MOST_PIXELS,
     FileImages,
     ImageCells,
+    check_size,
     header_size,
     is_image_name,
     split_folder,
@@ -23,8 +24,11 @@ from hf_vanilla.loading import load_rows
 
 from .detection import DetectionImages, ImageObjects, objects_of
 
+Values = TypeVar("Values", bound=Iterable[Any])
+
 METADATA = "metadata.jsonl"
 ID, SIDE = (int, float, str), (int, float, NoneType)
+CATEGORY_KEYS = ("categories", "category", "label")  # in a record; the first that is there counts
 MOST_CATEGORIES = 1_000_000  # where the largest number tells how many there are
 # the types of what COCO's entries hold
 COCO_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
@@ -143,7 +147,7 @@ def _objects_by_image(
 
 def _coco_content(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged or cut off, no JSON: {error}") from None
     missing = [part for part in COCO_FIELDS if not isinstance(content, dict) or part not in content]
@@ -264,10 +268,10 @@ def _yolo_names(root: Path) -> tuple[str, ...]:
                         f"classes from 0 to {len(names) - 1}"
                     )
                 names = [names[number] for number in range(len(names))]
-            return tuple(map(str, names))
+            return _refuse_twice(tuple(map(str, names)), f"{path}: class")
     path = root / "classes.txt"
     if path.is_file():
-        return tuple(line for _, line in _numbered_lines(path))
+        return _refuse_twice(tuple(line for _, line in _numbered_lines(path)), f"{path}: class")
     raise ValueError(f"{root} names no classes: add data.yaml with names, or classes.txt")
 
 
@@ -304,12 +308,12 @@ def _from_hub(name: str, split: str) -> DetectionImages:
         )
     cells = [(f"{name}[{row}]", objects) for row, objects in enumerate(rows["objects"])]
     pictures = ImageCells(rows, "image", name)
-    if {"height", "width"} <= set(rows.column_names):
-        sizes = list(zip(rows["height"], rows["width"], strict=True))
-    else:
-        sizes = [
-            header_size(pictures.content(row), name=item) for row, (item, _) in enumerate(cells)
-        ]
+    sides = {key: rows[key][:] for key in ("height", "width") if key in rows.column_names}
+    sizes = []
+    for row, (item, _) in enumerate(cells):
+        sizes.append(header_size(pictures.content(row), name=item))
+        stated = _stated_size({key: sides[key][row] for key in sides}, item)
+        check_size(sizes[-1], stated or sizes[-1], item)
     images = {
         "names": [item for item, _ in cells],
         "sizes": np.asarray(sizes, dtype=np.int64),
@@ -318,7 +322,7 @@ def _from_hub(name: str, split: str) -> DetectionImages:
     feature = rows.features["objects"]
     inner = getattr(feature, "feature", feature)  # a list of one record, or a record of lists
     known = None  # names of the classes where the column says them
-    for key in ("label", "categories", "category"):  # the last one that is there counts
+    for key in reversed(CATEGORY_KEYS):
         if isinstance(inner, Mapping) and key in inner:
             known = getattr(getattr(inner[key], "feature", inner[key]), "names", None)
     return _from_cells(cells, name, known=known, **images)
@@ -351,7 +355,7 @@ def _from_cells(
 ) -> DetectionImages:
     """Images from records of `datasets`: boxes of left, top, width, height, and categories."""
     read = [_record(item, objects) for item, objects in cells]
-    kinds = {kind for kinds, _ in read for kind in kinds}
+    kinds = {kind for kinds, *_ in read for kind in kinds}
     if known is not None:
         classes = tuple(known)
     elif all(isinstance(kind, int) for kind in kinds):
@@ -365,37 +369,46 @@ def _from_cells(
     if not classes:
         raise ValueError(f"{origin} has no object at all")
     objects = []
-    for (item, _), (categories, boxes) in zip(cells, read, strict=True):
+    for (item, _), (categories, *others) in zip(cells, read, strict=True):
         labels = [c if isinstance(c, int) else list(classes).index(str(c)) for c in categories]
         if wrong := [label for label in labels if not 0 <= label < len(classes)]:
             raise ValueError(f"{item} has category {wrong[0]}, but there are {len(classes)} names")
-        objects.append(objects_of(labels, boxes))
+        objects.append(objects_of(labels, *others))
     return DetectionImages(objects=objects, label_names=classes, origin=origin, **images)
 
 
-def _record(item: str, objects: Any) -> tuple[list[Any], list[tuple[float, float, float, float]]]:
-    """Categories and boxes of one record: a dict of lists, or a list of dicts."""
+def _record(item: str, objects: Any) -> tuple[list[Any], ...]:
+    """Categories, corners, whether they are crowds, and areas of one record.
+
+    A record is a dict of lists, a list of dicts, or None: no objects.
+    """
     if not isinstance(objects, dict):
-        for entry in checked(objects, list, f"{item}: objects"):
+        for entry in checked(objects or [], list, f"{item}: objects"):
             checked(entry, dict, f"{item}: an entry of objects")
-        fields = {key for entry in objects for key in entry}
+        fields = {key for entry in objects or [] for key in entry}
         objects = {key: [entry.get(key) for entry in objects] for key in fields}
     boxes = checked(objects.get("bbox", []), list, f"{item}: bbox")
-    keys = [key for key in ("categories", "category", "label") if key in objects]
-    categories = checked(objects[keys[0]], list, f"{item}: {keys[0]}") if keys else []
-    for category in categories:
+    keys = [key for key in CATEGORY_KEYS if key in objects]
+    parts = {"categories": objects[keys[0]] if keys else []}
+    parts |= {key: objects.get(key) or [None] * len(boxes) for key in ("iscrowd", "area")}
+    for key, values in parts.items():
+        if len(checked(values, list, f"{item}: {key}")) != len(boxes):
+            raise ValueError(f"{item} has {len(boxes)} bbox and {len(values)} {key}: give one each")
+    for category in parts["categories"]:
         checked(category, (int, str), f"{item}: a category")
-    if len(categories) != len(boxes):
-        raise ValueError(
-            f"{item} has {len(boxes)} bbox and {len(categories)} categories: give one each"
-        )
-    return categories, [_corners_of(box, item) for box in boxes]
+    return (
+        parts["categories"],
+        [_corners_of(box, item) for box in boxes],
+        [_number({"iscrowd": value}, "iscrowd", 0, item) != 0 for value in parts["iscrowd"]],
+        [_number({"area": value}, "area", np.nan, item) for value in parts["area"]],
+    )
 
 
-def _refuse_twice(values: Iterable[Any], item: str) -> None:
+def _refuse_twice(values: Values, item: str) -> Values:
     twice = [value for value, count in Counter(values).items() if count > 1]
     if twice:
         raise ValueError(f"{item} {twice[0]!r} is there twice: remove one")
+    return values
 
 
 def _size_of(entry: Mapping[str, Any], folder: Path) -> tuple[int, int]:
@@ -404,14 +417,21 @@ def _size_of(entry: Mapping[str, Any], folder: Path) -> tuple[int, int]:
     # by the names alone: files of a folder may be links, as in the Hub's cache
     if not Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder)):
         raise ValueError(f"{entry['file_name']!r} is outside of {folder}, the folder of the images")
-    if entry.get("height") and entry.get("width"):
-        height, width = entry["height"], entry["width"]
-        if not (height >= 1 and width >= 1 and height * width <= MOST_PIXELS):
-            raise ValueError(
-                f"{path}: a size of {shown(height)} x {shown(width)} is not of 1 to "
-                f"{MOST_PIXELS:,} pixels: correct it, or make the image smaller"
-            )
-        return int(height), int(width)
+    if stated := _stated_size(entry, str(path)):
+        return stated
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; the annotations name it")
     return header_size(path)
+
+
+def _stated_size(entry: Mapping[str, Any], item: str) -> tuple[int, int] | None:
+    """The `height` and `width` of an entry; None where it has none."""
+    height, width = (checked(entry.get(key), SIDE, f"{item}: {key}") for key in ("height", "width"))
+    if not height or not width:
+        return None
+    if not (height >= 1 and width >= 1 and height * width <= MOST_PIXELS):
+        raise ValueError(
+            f"{item}: a size of {shown(height)} x {shown(width)} is not of 1 to "
+            f"{MOST_PIXELS:,} pixels: correct it, or make the image smaller"
+        )
+    return int(height), int(width)

@@ -14,7 +14,14 @@ from transformers import (
 )
 
 from hf_vanilla.families import DEFAULT_TASK
-from hf_vanilla.loading import DEMO_MODELS, load_model, load_saved, model_folder, task_or_default
+from hf_vanilla.loading import (
+    DEMO_MODELS,
+    device_named,
+    load_model,
+    load_saved,
+    model_folder,
+    task_or_default,
+)
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.onednn_vanilla import can_multiply, multiplies_bfloat16
 from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
@@ -62,7 +69,7 @@ def load_translator(
         raise ValueError(f"{name} is not a model folder (it has no config.json): {remedy}")
     if (Path(name) / "model.bin").is_file() and (Path(name) / "config.json").is_file():
         raise ValueError(_EXPORTED.format(name, "CTranslate2", "ctranslate2"))
-    place = None if device is None else torch.device(device)
+    place = None if device is None else device_named(device)
     return load_in(name, dtype, place), load_saved(AutoTokenizer, name)
 
 
@@ -88,8 +95,7 @@ def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTra
         raise ValueError(f"{name} is of {task}: give a translation model")
     if dtype == "int8":
         _require_cpu("dtype='int8'", device)
-    default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    place = device or (torch.device("cpu") if dtype == "int8" else default)
+    place = device or device_named("cpu" if dtype == "int8" else None)
     used = dtype
     if dtype is not None and not multiplies_fast(dtype, place):
         logger.warning("this processor has no instructions for %s: computing in float32", dtype)

@@ -26,8 +26,13 @@ from .alignments import Spans
 # Every pattern reads a text once: it does not begin again inside what it has read in vain.
 # of a tag after its name: a quoted value may have a >, unless a quote is not closed
 ATTRIBUTES = r"""(?:(?:=\s*+(?:"[^"<]*"|'[^'<]*')|/(?!>)|[^<>/])*+|[^<>]*?)"""
-TAG = rf"</?[A-Za-z]{ATTRIBUTES}/?>|<!--(?:(?!<!--).)*?-->"
-URL = r"(?:(?:https?|ftp)://|www\.)[^\s<>\"]*[^\s<>\".,;:!?)\]}']"
+TAG = rf"</?[A-Za-z]{ATTRIBUTES}/?>|<!--(?:(?!<!--)[\s\S])*?-->"
+# brackets belong to a URL in pairs; what is open at its end does not
+GROUP = r"\([^\s<>\"()]*+\)|\{\{[^\s<>\"{}]*+\}\}|\{[^\s<>\"{}]*+\}"
+URL = (
+    rf"(?:(?:https?|ftp)://|www\.)(?:{GROUP}|(?!{GROUP})[^\s<>\"])*"
+    rf"(?:{GROUP}|[^\s<>\".,;:!?)\]}}'])"
+)
 # at the start of its first word, or after a variable of VARIABLE's last kinds
 ADDRESS = r"(?:(?<![\w.+-])|(?<=[%)$][sdf]))[\w.+-]++@[\w-]+(?:\.[\w-]+)+"
 VARIABLE = r"\{\{[^{}]+\}\}|\$?\{[^{}]*\}|%\(\w+\)[sdf]|%(?:\d+\$)?[sdf]\b"
@@ -115,7 +120,7 @@ def take_out(text: str, *, is_html: bool | None = None) -> Markup:
         is_html: character references become what they stand for; None: if there is one.
     """
     if is_html is None:
-        is_html = REFERENCE.search(text) is not None
+        is_html = any(html.unescape(one) != one for one in REFERENCE.findall(text))
     read = html.unescape if is_html else str
     plain, found = "", []
     last = 0

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from .alignments import Links, Spans
 from .markup import NUMBER, Item, Markup, Node, is_tag, parts
 from .terminology import Term
@@ -17,6 +19,7 @@ OUTSIDE, LINKED = -0.3, 0.5  # each word; one that is aligned with a source word
 SAME_TEXT = 1.0  # as a source word of the pair; minus half of it, as one of the others
 WRONG_CASE, WRONG_END = 0.6, 0.5  # a small letter for a capital; a sign for a letter at an end
 OTHER_LENGTH = 0.3  # each word more or fewer than in the source
+ENDS = "\"'.,;:!?)]}<>…«»“”"  # what may follow a URL directly
 # what a digit after it would belong to
 NUMBER_BEFORE = re.compile(r"\d[.,:]?\Z")
 
@@ -275,19 +278,25 @@ def _best_run(
             which it lies.
     """
     texts = [word.text or " " for word in words[gap[0] : gap[1]]]
-    is_capital = own[0][0].isupper()
-    best = (float("-inf"), *gap)
-    for first, start in enumerate(texts):
-        worth = -WRONG_CASE * (is_capital and not start[0].isupper())
-        worth -= WRONG_END * (start[0].isalnum() != own[0][0].isalnum())
-        for last, end in enumerate(texts[first : first + 3 * len(own) + 3], start=first + 1):
-            worth += values[gap[0] + last - 1]
-            is_other = end != "…" and end[-1].isalnum() != own[-1][-1].isalnum()
-            distance = abs(gap[0] + (first + last) / 2 - expected[0]) / expected[1]
-            length = OTHER_LENGTH * abs(last - first - len(own))
-            found = worth - WRONG_END * is_other - distance - length
-            best = max(best, (found, gap[0] + first, gap[0] + last))
-    return best
+    width = min(len(texts), 3 * len(own) + 3)
+    first = np.arange(len(texts))[:, None]
+    last = first + np.arange(1, width + 1)
+    opens, closes = own[0][0], own[-1][-1]
+    starts = [
+        -WRONG_CASE * (opens.isupper() and not text[0].isupper())
+        - WRONG_END * (text[0].isalnum() != opens.isalnum())
+        for text in texts
+    ]
+    beyond = np.full(width, -np.inf)  # the end of the gap
+    worth = np.append(values[gap[0] : gap[1]], beyond)[last - 1]
+    worth = np.column_stack((starts, worth)).cumsum(axis=1)[:, 1:]
+    is_other = [text != "…" and text[-1].isalnum() != closes.isalnum() for text in texts]
+    distance = abs(gap[0] + (first + last) / 2 - expected[0]) / expected[1]
+    length = OTHER_LENGTH * abs(last - first - len(own))
+    found = worth - WRONG_END * np.append(is_other, beyond == 0)[last - 1] - distance - length
+    best = found.size - 1 - int(found[::-1, ::-1].argmax())  # the last of equal ones
+    row, column = divmod(best, width)
+    return float(found[row, column]), gap[0] + row, gap[0] + row + column + 1
 
 
 def _values(
@@ -388,7 +397,8 @@ def _gap(space: str, items: Sequence[Item], before: str, after: str) -> str:
         has_space |= is_apart
     is_opening, is_closing = is_tag(last, ""), is_tag(first, "/")
     joins_left = before.isalnum() and (first.is_solid or (bool(space) and not is_closing))
-    joins_right = after.isalnum() and (last.is_solid or (bool(space) and not is_opening))
+    joins_right = after.isalnum() and bool(space) and not is_opening
+    joins_right |= last.is_solid and bool(after) and after not in ENDS
     if before and (joins_left or (first.has_space_before and (space or not is_tag(first, "")))):
         text, has_space = " " + text, True
     if after and (joins_right or (last.has_space_after and (space or after.isalnum()))):

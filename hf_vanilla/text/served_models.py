@@ -7,7 +7,7 @@ thread computes or loads meanwhile goes wrong: one thread at a time may use them
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -40,6 +40,7 @@ class ServedModel:
     description: str
     fragments: frozenset[int]
 
+    @cached_property
     def aligner(self) -> Aligner:
         """What aligns sentences with translations of the model.
 

@@ -34,7 +34,7 @@ UNREAD = "|".join(rf"{name}\b.*?(?:</{name}\b[^<>]*>|\Z)" for name in ("script",
 # these and tags of HTML between which sentences end, with the white space around them; it begins
 # where a run of white space begins, so that a long run is read once
 BLOCK = re.compile(
-    rf"(?<!\s)(\s*(?:<(?:{UNREAD}|!doctype\b[^<>]*>"
+    rf"(?<!\s)(\s*(?:<(?:{UNREAD}|!doctype\b[^<>]*>|!--(?:(?!-->)[^\n])*\n.*?-->"
     r"|/?(?:address|article|aside|audio|blockquote|body|br|button|caption|center|dd|details|div|dl"
     r"|dt|fieldset|figcaption|figure|footer|form|h[1-6]|head|header|hr|html|iframe|label|legend|li"
     r"|main|nav|noscript|ol|optgroup|option|p|pre|section|select|summary|t(?:able|body|d|emplate"
@@ -131,7 +131,7 @@ class BatchSearch:
         ]
         if self.has_links:
             pairs = [(one["source"], one["translation"]) for one in answers]
-            for one, links in zip(answers, served.aligner().align(pairs), strict=True):
+            for one, links in zip(answers, served.aligner.align(pairs), strict=True):
                 one["alignment"] = links
         return answers
 
@@ -149,7 +149,7 @@ def _put_markup(
         return
     markups = [markup for markup, found in marked for _ in found]
     texts = [hypothesis.text for _, found in marked for hypothesis in found]
-    tagged = iter(with_markup(served.aligner(), markups, texts, [[]] * len(texts)))
+    tagged = iter(with_markup(served.aligner, markups, texts, [[]] * len(texts)))
     for _, found in marked:
         found[:] = [replace(hypothesis, text=next(tagged)) for hypothesis in found]
 
@@ -473,7 +473,10 @@ def check_html(text: str) -> None:
         ValueError: it has one.
     """
     elements = _Elements()
-    elements.feed(text)
+    try:
+        elements.feed(text)
+    except AssertionError:
+        raise ValueError("The HTML has a <![ section that cannot be read.") from None
     if elements.rawdata.startswith("<") and elements.rawdata[1:2].strip("0123456789= "):
         raise ValueError("The HTML has a tag or a comment that never ends.")
     if elements.open:

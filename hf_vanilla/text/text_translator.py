@@ -1,5 +1,6 @@
 """Translate texts that are more than one plain sentence: paragraphs, markup, given terms."""
 
+import html
 import logging
 import re
 import unicodedata
@@ -18,6 +19,9 @@ from .terminology import Term, Terminology
 from .translator import Translator
 
 logger = logging.getLogger(__name__)
+
+OTHER_SPACE = re.compile(r"[^\S\x00-\x7f]")  # at some, sentencex fails
+CLOSING = re.compile(r"(?:</[A-Za-z][^<>]*>)+")
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,13 @@ class SentenceSplitter:
         if not is_readable(text):
             return [Piece(text, "")]
         pieces: list[Piece] = []
-        for part in self._segment(self._language, text):
+        at = 0
+        for read in self._segment(self._language, OTHER_SPACE.sub(" ", text)):
+            part, at = text[at : at + len(read)], at + len(read)
+            closing = CLOSING.match(part)
+            if closing and pieces and not pieces[-1].separator:  # tags of the sentence before
+                pieces[-1] = Piece(pieces[-1].text + closing[0], "")
+                part = part[closing.end() :]
             start, end = part[: len(part) - len(part.lstrip())], part[len(part.rstrip()) :]
             if start and pieces:  # also white space alone, such as the end of a paragraph
                 pieces[-1] = Piece(pieces[-1].text, pieces[-1].separator + start)
@@ -135,6 +145,7 @@ class TextTranslator:
             ValueError: as `Translator.translate`.
         """
         check_sentences(sentences)
+        self.translator.failed, self._without_terms = [], []
         read, kept = tee(map(self._pieces, sentences))
         lines = zip(read, count(first_line), strict=False)
         pieces = (Sentence(piece.text, line) for of_text, line in lines for piece in of_text)
@@ -158,7 +169,6 @@ class TextTranslator:
         read, kept = tee(map(self._prepared, sentences))
         found = self.translator.translate_all((one for one, _ in read), progress=progress)
         pairs = zip(kept, found, strict=False)
-        self._without_terms = []
         while window := list(islice(pairs, self.translator.window)):
             if self._aligner is None:
                 yield from (text for _, text in window)
@@ -188,7 +198,8 @@ class TextTranslator:
         failed = set(self.translator.failed)
         for number, ((sentence, markup), translation) in enumerate(window):
             line = sentence.line
-            lost = [term.target for term in terms[number] if not term.places(texts[number])]
+            text = html.unescape(texts[number]) if markup.is_html else texts[number]
+            lost = [term.target for term in terms[number] if not term.places(text)]
             if line in failed and markup.plain and not translation:
                 texts[number] = ""
             elif lost:

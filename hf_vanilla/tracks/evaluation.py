@@ -12,7 +12,6 @@ from .built_in_tracks import BUILT_IN
 from .eth_ucy import TEST_FILES, leave_one_out
 from .forecaster import ForecasterOptions, check_rate, load_forecaster
 from .layout import rollout_arguments, scene_batches
-from .options import TrackFileOptions
 from .scores import (
     COLLISION_DISTANCE,
     MISS_DISTANCE,
@@ -58,9 +57,7 @@ class EvaluateTracksOptions(ForecasterOptions):  # the files' options, flat on t
         super().__post_init__()
         if self.test_scene is None and self.dataset not in BUILT_IN:
             return
-        plain = vars(TrackFileOptions())
-        given = [name for name, default in plain.items() if getattr(self, name) != default]
-        if names := [name for name in given if name != "step_seconds"]:
+        if names := self.given_for_files:
             raise UsageError(
                 f"{', '.join(names)}: for other files; the format of "
                 f"{self.test_scene or self.dataset} is known: remove it"

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForTimeSeriesPrediction
 
 import hf_vanilla
 from hf_vanilla.families import entry_of
-from hf_vanilla.loading import load_model, load_saved
+from hf_vanilla.loading import device_named, load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_tracks import (
     VanillaForecasterConfig,
     VanillaTracksConfig,
@@ -53,7 +53,7 @@ def load_forecaster(name: str, *, device: str | None = None, **simple: Any) -> A
         ValueError: the model is no forecaster, or damaged.
         OSError: there is no such model.
     """
-    target = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    target = device_named(device)
     if name in SIMPLE_MODELS:
         return SimpleForecaster(name, VanillaTracksConfig(**simple)).eval().to(target)
     if not isinstance(load_saved(AutoConfig, name), VanillaForecasterConfig):

@@ -14,13 +14,14 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from hf_vanilla.data.lines import opened, read_lines
+from hf_vanilla.file_values import checked
 
 from .road_maps import with_map
 from .table import Rows, TrackTable, join_tables, resample, table_of_rows
 
-ETH_UCY_FRAME_SECONDS = 0.04
+# between frame numbers that follow each other, of formats that do not state it
+FRAME_SECONDS = {"eth_ucy": 0.04, "argoverse2": 0.1}
 AGENTFORMER_COLUMNS = (17, 18)  # the last one of nuScenes is its mask of agents to forecast
-ARGOVERSE_STEP_SECONDS = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +154,8 @@ def _scenes_of_file(path: Path, name: str, source: TrackSource) -> TrackTable:
     if source.homography is not None:
         rows = replace(rows, positions=on_plane(rows.positions, source.homography))
     frame_seconds = source.frame_seconds
-    if frame_seconds is None and name == "eth_ucy":
-        frame_seconds = ETH_UCY_FRAME_SECONDS
+    if frame_seconds is None:
+        frame_seconds = FRAME_SECONDS.get(name)
     scene = _plain(path).stem
     return table_of_rows(rows, name=scene, frame_seconds=frame_seconds, unit=source.unit)
 
@@ -225,13 +226,15 @@ def read_trajnet(path: Path, _: Columns) -> Rows:
             continue
         try:
             entry = json.loads(text)
-            rate = float(entry.get("scene", {}).get("fps") or rate)
-            if not 0 <= rate < math.inf:
-                raise ValueError(f"fps={rate:g}")
+            given = float(entry.get("scene", {}).get("fps") or rate)
+            if not 0 <= given < math.inf or rate not in (0, given):
+                raise ValueError(f"fps={given:g}" + f" after fps={rate:g}" * (rate > 0))
+            rate = given
             track = entry.get("track")
             if track is not None and track.get("prediction_number") is None:
                 point = float(track["x"]), float(track["y"])
-                found.append((line, float(track["f"]), track["p"], *point))
+                person = checked(track["p"], (int, float, str), "p")
+                found.append((line, float(track["f"]), person, *point))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path}, line {line}: {text.strip()[:60]!r} is no object of TrajNet++ "
@@ -294,7 +297,7 @@ def read_argoverse2(path: Path, _: Columns) -> Rows:
 
     `read_tracks` adds the map beside it.
     """
-    return replace(read_table(path, ARGOVERSE_COLUMNS), step_seconds=ARGOVERSE_STEP_SECONDS)
+    return read_table(path, ARGOVERSE_COLUMNS)
 
 
 FORMATS: dict[str, Callable[[Path, Columns], Rows]] = {
@@ -397,7 +400,7 @@ def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.Chun
                         f"{path}: the column {field.name} holds {field.type}: give one number or "
                         "name in each row"
                     )
-            return lambda key: file.read(columns=[wanted[key]], use_threads=False).column(0)
+            return lambda key: _decoded(file.read([wanted[key]], use_threads=False).column(0))
         texts = {wanted[key]: pyarrow.string() for key in NAMES if key in wanted}
         how = pyarrow.csv.ConvertOptions(strings_can_be_null=True, column_types=texts)
         with opened(path) as file:
@@ -419,6 +422,12 @@ def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.Chun
         return values
 
     return column
+
+
+def _decoded(values: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    """Values instead of indices, since pyarrow's `to_numpy` fills the gaps of indices."""
+    is_coded = pyarrow.types.is_dictionary(values.type)
+    return values.cast(values.type.value_type) if is_coded else values
 
 
 def _check_columns(path: Path, names: list[str], wanted: dict[str, str]) -> None:

@@ -85,6 +85,18 @@ class TrackFileOptions(Options):
         super().__post_init__()
         read_columns(self.columns)
 
+    @property
+    def given_for_files(self) -> list[str]:
+        """Names of the options given that say how a file is to be read."""
+        plain = vars(TrackFileOptions())
+        given = [name for name, default in plain.items() if getattr(self, name) != default]
+        return [name for name in given if name != "step_seconds"]
+
+    def warn_unread(self, data: str) -> None:
+        """Warn of options for other files than `data`, whose format is known."""
+        if names := self.given_for_files:
+            logger.warning("%s: for other files; the format of %s is known", ", ".join(names), data)
+
     def read(self, path: str, *, seed: int = 0) -> TrackTable:
         """The scenes of a file or folder, or built-in ones.
 
@@ -97,6 +109,7 @@ class TrackFileOptions(Options):
             OSError: a file cannot be read.
         """
         if path in BUILT_IN:
+            self.warn_unread(path)
             table = built_in_tracks(path, agents=BUILT_IN_AGENTS[path], seed=seed)
             return resample(table, self.step_seconds)
         if not Path(path).exists():
@@ -219,6 +232,7 @@ FORMS_OF = {
     **dict.fromkeys(("neighbor_distance", "num_neighbors"), ("neighbors",)),
     **dict.fromkeys(("field_of_view", "raster_cells"), ("neighbors",)),
     "gate_reduction": ("gate",),
+    "learned_positions": ("fusion", "proposals", "neighbors", "gate", "vectors"),
 }
 
 

@@ -83,8 +83,17 @@ def prepare_tracks(recipe: Recipe) -> tuple[Windows, Windows | None, dict[str, A
 
 
 def measured_fields(table: TrackTable) -> dict[str, Any]:
-    """Fields of a new model's config that follow from training tracks; see `TrackTask`."""
+    """Fields of a new model's config that follow from training tracks; see `TrackTask`.
+
+    Raises:
+        ValueError: no agent has positions in two steps that follow each other.
+    """
     lengths = table.displacements
+    if not len(lengths):
+        raise ValueError(
+            f"no two positions of an agent are one step of {table.step_seconds:g} s apart: give "
+            "another step_seconds"
+        )
     moves = np.diff(table.positions, axis=0)[table.steps == 1]
     return {
         "step_seconds": table.step_seconds,
@@ -105,6 +114,7 @@ def training_and_validation(options: WindowOptions) -> tuple[TrackTable, TrackTa
     """
     chosen = None if options.validation is None else options.read(options.validation, seed=1)
     if options.left_out:
+        options.warn_unread(options.test_scene)
         split = leave_one_out(options.dataset, options.test_scene)
         if chosen is None and options.validation_share:
             chosen = resample(split.validation, options.step_seconds)

@@ -379,7 +379,9 @@ def average_run(options: AverageOptions) -> Path:
 
 def _chosen_checkpoints(options: AverageOptions) -> list[Path]:
     run = Path(options.run)
-    folders = all_checkpoints(run)
+    whole = all_checkpoints(run)
+    # one that a stopped run left between two others is not averaged, as in training
+    folders = [each for each in whole if not checkpoint_state(each).get("is_extra")] or whole
     if options.best is None:
         if options.best_by is not None:
             raise ValueError(f"best_by={options.best_by!r} needs best, the number of checkpoints")

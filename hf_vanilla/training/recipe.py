@@ -27,7 +27,7 @@ from hf_vanilla.families import (
     task_of_option,
     validation_measures,
 )
-from hf_vanilla.file_values import check_names, read_yaml, shown, yaml_value
+from hf_vanilla.file_values import check_names, is_finite_number, read_yaml, shown, yaml_value
 from hf_vanilla.loading import initial_config, read_settings, task_or_default
 from hf_vanilla.options import (
     Options,
@@ -264,7 +264,9 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     if path is not None and not is_auto:
         file = _translated(read_yaml(recipe_file(path, options.get("task"))))
     start = pop_option(list(rest), "--initial_model")
-    start = start or options.get("initial_model") or file.get("initial_model") or None
+    if "" in (start, options.get("initial_model"), file.get("initial_model")):
+        raise ValueError("initial_model is empty: give a folder or Hub id, or leave it out")
+    start = start or options.get("initial_model") or file.get("initial_model")
     given_task, task_of_file = options.pop("task", None), file.pop("task", None)
     task = given_task or task_of_file or task_or_default(start)
     entry = task_entry(task)
@@ -387,7 +389,11 @@ def _lower_rate(values: dict[str, Any], given: Mapping[str, Any]) -> None:
     if rate is None or before is None or "learning_rate" in given:
         return
     if 0 < warmup_steps < before:
-        values["learning_rate"] = rate * (warmup_steps / before)
+        factor = warmup_steps / before
+        values["learning_rate"] = rate * factor
+        rates = values.get("learning_rate_of")
+        if rates and "learning_rate_of" not in given and all(map(is_finite_number, rates.values())):
+            values["learning_rate_of"] = {name: own * factor for name, own in rates.items()}
         logger.warning_once(  # a sweep reads the recipe of each run several times
             f"learning_rate is {values['learning_rate']:.3g} instead of the recipe's {rate:.3g}, "
             f"since warmup_steps is {warmup_steps} instead of {before}; --learning_rate chooses "

@@ -38,6 +38,7 @@ from hf_vanilla.options import (
 )
 from hf_vanilla.plots.curves import LOG_FILE
 
+from .preparation import locked
 from .processes import TERMINATED_STATUS
 from .recipe import Recipe, overridden, recipe_of
 
@@ -263,7 +264,7 @@ def options_and_file(kind: type, arguments: Sequence[str], use: str) -> tuple[Pa
     Raises:
         UsageError: there is not exactly one file, or an option is unknown.
     """
-    options, paths = options_and_paths(arguments)
+    options, paths = options_and_paths(kind, arguments)
     parsed = parse_options(kind, options, chosen="FILE")
     if len(paths) != 1:
         raise UsageError(f"give {use}")
@@ -390,7 +391,10 @@ class Children:
 def _is_trained(run: SweepRun, sweep: Sweep, children: Children) -> bool:
     """Train and test one run; False where that failed, so that the others go on."""
     try:
-        return _train_and_test(run, sweep, children)
+        with locked(run.beside(".sweep")):
+            # another sweep may have finished it meanwhile
+            is_done = run.is_done(run.record(), sweep.test)
+            return is_done or _train_and_test(run, sweep, children)
     except (ValueError, OSError) as error:
         logger.warning("%s, seed %d: failed: %s", run.name, run.seed, error)
         return False
@@ -422,8 +426,10 @@ def _train_and_test(run: SweepRun, sweep: Sweep, children: Children) -> bool:
         seconds = round(time.monotonic() - started, 1)
         entries = read_json_lines(run.folder / LOG_FILE)
         final = [entry for entry in entries if entry.get("averaged_checkpoints")]
+        if not final:
+            raise ValueError(f"{run.folder / LOG_FILE} has no line of the finished model")
         names = {name: m.log_name or name for name, m in validation_measures(sweep.task).items()}
-        values = {n: final[-1][key] for n, key in names.items() if final and key in final[-1]}
+        values = {n: final[-1][key] for n, key in names.items() if key in final[-1]}
         record = {"values": values, "seconds": seconds}
     if sweep.test is not None:
         record["test_source"] = sweep.test.source_hash

@@ -106,8 +106,7 @@ def finish(run: PreparedRun, log: MetricsLog, progress: Progress) -> Path:
     deciding = run.recipe.measures[by]
 
     def rank(name: str) -> float:
-        value = found[name].values.get(by, math.nan) if name in found else math.nan
-        return math.inf if math.isnan(value) else deciding.rank(value)
+        return deciding.rank(found[name].values.get(by, math.nan) if name in found else math.nan)
 
     ranked = sorted(candidates, key=rank, reverse=True)
     for name in ranked if found else ():

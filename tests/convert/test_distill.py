@@ -135,6 +135,17 @@ def test_ready_translations_need_no_teacher_and_odd_pairs_are_dropped(
     assert not (tmp_path / "out" / "translations").exists()
 
 
+def test_translations_of_other_lines_than_the_source_are_refused(tmp_path):
+    for name, lines in (("a.en", "one\ntwo\n"), ("a.de", "eins\nzwei\n")):
+        (tmp_path / name).write_text(lines)
+    (tmp_path / "0.tsv").write_text("one\teins\t-0.1\nthree\tdrei\t-0.1\n")
+    options = SimpleNamespace(
+        has_model=True, source=str(tmp_path / "a.en"), target=str(tmp_path / "a.de")
+    )
+    with pytest.raises(ValueError, match="translations of 'three' are of another line"):
+        list(module._best_translations(options, tmp_path, 2))
+
+
 def test_the_first_and_the_last_layers_and_those_evenly_between_are_kept(tmp_path, corpus_files):
     sizes = {**small_run.MODEL, "vocab_size": 11, "encoder_layers": 5, "decoder_layers": 3}
     model = VanillaForConditionalGeneration(VanillaConfig(**sizes))

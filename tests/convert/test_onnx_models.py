@@ -112,9 +112,20 @@ def test_an_int8_model_is_not_exported(tmp_path):
             exported(tmp_path / name)
 
 
+@pytest.mark.parametrize("field", ["do_resize", "do_rescale", "do_normalize"])
+def test_a_processor_that_the_program_does_not_imitate_is_refused(tmp_path, field):
+    image_models.vit().save_pretrained(tmp_path / "vit")
+    processor = image_processor((15, 20), [0.5] * 3, [0.5] * 3)
+    setattr(processor, field, False)
+    processor.save_pretrained(tmp_path / "vit")
+    with pytest.raises(ValueError, match=f"{field}=False: the exported program needs True"):
+        exported(tmp_path / "vit")
+
+
 @pytest.mark.release
-def test_a_classifier_gives_the_same_probabilities(tmp_path):
-    model = image_models.vit()
+@pytest.mark.parametrize("problem_type", [None, "multi_label_classification"])
+def test_a_classifier_gives_the_same_probabilities(tmp_path, problem_type):
+    model = image_models.vit(problem_type=problem_type)
     processor = image_processor((15, 20), [0.4, 0.5, 0.6], [0.2, 0.3, 0.4])
     model.save_pretrained(tmp_path / "vit")
     processor.save_pretrained(tmp_path / "vit")

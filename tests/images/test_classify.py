@@ -26,6 +26,7 @@ from hf_vanilla.images.classifier import classify_files, load_classifier, read_c
 from hf_vanilla.images.evaluation import score_classifier
 from hf_vanilla.objects.detector import load_detector
 from hf_vanilla.options import UsageError
+from hf_vanilla.training.validation import evaluate, read_evaluation
 
 NAMES = {index: f"kind {index}" for index in range(7)}
 
@@ -225,6 +226,70 @@ def test_images_of_other_modes_get_the_labels_of_the_pipeline(folder):
     for other in (image, image.convert("L"), image.convert("RGBA"), image.convert("CMYK")):
         (guesses,) = load_classifier(str(folder)).guesses([other], top_k=1)
         assert guesses[0].probability == pytest.approx(theirs(other)[0]["score"], abs=1e-5)
+
+
+@pytest.mark.parametrize("labels", [1, 7])
+def test_each_label_of_a_multi_label_model_has_the_probability_of_the_pipeline(
+    labels, images, tmp_path
+):
+    kind = None if labels == 1 else "multi_label_classification"
+    names = {index: f"kind {index}" for index in range(labels)}
+    vit(id2label=names, num_labels=labels, problem_type=kind).save_pretrained(tmp_path / "model")
+    processor = image_processor((15, 20), [0.5] * 3, [0.5] * 3)
+    processor.save_pretrained(tmp_path / "model")
+    classifier = load_classifier(str(tmp_path / "model"))
+    image = Image.open(images / "a" / "0.png")
+    (guesses,) = classifier.guesses([image], top_k=labels)
+    expected = pipeline("image-classification", model=str(tmp_path / "model"))(image, top_k=labels)
+    assert [guess.label for guess in guesses] == [guess["label"] for guess in expected]
+    scores = [guess["score"] for guess in expected]
+    assert [guess.probability for guess in guesses] == pytest.approx(scores, abs=1e-5)
+    request = read_evaluation(["--model", str(tmp_path / "model"), "--dataset", str(images)])
+    with pytest.raises(ValueError, match="gives each label a probability of its own"):
+        evaluate(request)
+
+
+def test_a_regression_is_refused(folder):
+    vit(problem_type="regression").save_pretrained(folder)
+    with pytest.raises(ValueError, match="model is a regression, without labels"):
+        load_classifier(str(folder))
+
+
+def test_images_that_the_processor_leaves_in_several_sizes_are_refused(folder):
+    classifier = load_classifier(str(folder), device="cpu")
+    classifier.processor.do_resize = False
+    images = [Image.new("RGB", size) for size in ((20, 15), (9, 9))]
+    assert len(classifier.probabilities(images[:1])) == 1
+    with pytest.raises(ValueError, match=r"\[\(9, 9\), \(15, 20\)\] pixels: set do_resize to true"):
+        classifier.probabilities(images)
+
+
+def test_what_the_model_sees_has_the_colours_of_the_image(folder):
+    classifier = load_classifier(str(folder), device="cpu")
+    image = Image.new("RGB", (40, 30), (100, 150, 200))
+    for field in ("do_rescale", "do_normalize"):
+        assert classifier.seen(image).getcolors() == [(300, (100, 150, 200))]
+        setattr(classifier.processor, field, False)
+
+
+def test_a_path_may_follow_an_option_that_is_true_or_false(folder, images):
+    for flag in (["--stop-at-unreadable"], ["--stop_at_unreadable", "true"]):
+        request = read_classification([*flag, str(images), "--model", "m", "--top_k", "2", "-"])
+        assert request.paths == (str(images), "-")
+        assert request.options.stop_at_unreadable is True
+    request = read_classification(["--stop_at_unreadable", "--model", "m", "-"])
+    assert (request.options.model, request.options.stop_at_unreadable) == ("m", True)
+    with pytest.raises(UsageError, match="argument --output: expected one argument"):
+        read_classification(["--model", "m", "--output", "--top_k", "2", "-"])
+
+
+def test_an_output_named_like_an_image_and_an_unknown_device_are_refused(folder, images):
+    image = images / "a" / "0.png"
+    with pytest.raises(UsageError, match=r"0\.png: give the name of a text file"):
+        read_classification(["--model", str(folder), "--output", str(image), str(image)])
+    for device in ("foo", "cuda:99"):
+        with pytest.raises(ValueError, match=f"device='{device}': .* give another, such as cpu"):
+            load_classifier(str(folder), device=device)
 
 
 def test_a_folder_without_a_model_is_named_so(tmp_path):

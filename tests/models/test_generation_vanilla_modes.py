@@ -195,6 +195,21 @@ def test_transition_scores_of_a_beam_are_its_tokens_log_probabilities_and_make_i
 
 
 @GREEDY_AND_BEAM
+@pytest.mark.parametrize("target", [V - 5, V + 9])
+def test_transition_scores_of_two_tables_are_of_the_targets_tokens(num_beams, target):
+    tables = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": target}
+    model, batch = lively_model(**tables), sources(3, 7)
+    found = decode(model, batch, num_beams=num_beams)
+    scores = model.compute_transition_scores(
+        found.sequences, found.scores, found.get("beam_indices"), normalize_logits=num_beams == 1
+    )
+    for row, sequence in enumerate(found.sequences):
+        expected = log_probs_of(model, row_of(batch, row), sequence)
+        assert_close(scores[row, : len(expected)].double(), expected, **SCORES)
+    assert model.config.vocab_size == V
+
+
+@GREEDY_AND_BEAM
 def test_logits_are_the_models_own_and_scores_are_what_the_processors_left(model, num_beams):
     source = sources(5)
     found = decode(

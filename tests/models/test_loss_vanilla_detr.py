@@ -185,6 +185,17 @@ def test_a_batch_without_objects_has_a_finite_loss_of_classes_only(width):
     assert logits.grad.isfinite().all()
 
 
+def test_a_batch_without_objects_of_a_loss_that_counts_only_objects_is_zero():
+    class OnlyObjects(TheirConfig):
+        eos_coefficient = 0
+
+    logits, boxes = predictions()
+    nothing = Targets(torch.full((IMAGES, 0), -100), torch.zeros(IMAGES, 0, 4))
+    total, _ = detection_loss(OnlyObjects, logits, boxes, nothing)
+    total.backward()
+    assert total == logits.grad.abs().sum() == 0
+
+
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_micro_batches_with_the_counts_of_the_step_sum_to_the_whole_loss(cut):
     logits, boxes = predictions()

@@ -292,12 +292,18 @@ def test_initial_values_are_those_of_the_paper():
         ({"class_cost": 0, "bbox_cost": 0, "giou_cost": 0}, "nothing to match by"),
         ({"activation_function": "zzz"}, "zzz"),
         ({"backbone_config": {}}, "model_type"),
+        ({"backbone_config": ResNetConfig(), "num_channels": 1}, "backbone_config has 3: give"),
         ({"backbone": "resnet101"}, "backbone='resnet101': give backbone_config"),
     ],
 )
 def test_a_config_that_cannot_be_built_is_refused(options, message):
     with pytest.raises(Exception, match=message):
         VanillaDetrConfig(**options)
+
+
+def test_images_have_the_channels_of_the_backbone():
+    backbone = ResNetConfig(num_channels=1, out_features=["stage4"])
+    assert VanillaDetrConfig(backbone_config=backbone).num_channels == 1
 
 
 def test_a_mask_that_does_not_fit_is_named():

@@ -536,6 +536,12 @@ def test_a_polyline_is_one_vector_whatever_its_padding():
                 assert_close(found[row, lane], states.max(dim=0).values, **EXACT)
 
 
+def test_every_even_width_of_heads_is_possible_for_every_form():
+    for name in CLASSES:
+        sizes = {"d_model": 18, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+        assert scene_model(name, **sizes)(**scenes()).loss.isfinite()
+
+
 def test_proposals_meet_in_a_stage_of_all_agents_refined_proposals():
     model, inputs = scene_model("proposals_paper"), scenes()
     given = {}

@@ -97,6 +97,13 @@ def test_a_model_saved_at_another_size_gives_the_interpolated_logits(tmp_path):
     assert again.config.grid == (6, 7)
 
 
+def test_frozen_positions_stay_frozen_when_they_are_resized():
+    model = vit()
+    model.model.embeddings.positions.requires_grad_(False)
+    model.resize_positions(30, 35)
+    assert not model.model.embeddings.positions.requires_grad
+
+
 def test_weights_of_another_size_are_reported_by_name(tmp_path):
     vit().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"embeddings\.positions has shape .*resize_positions"):

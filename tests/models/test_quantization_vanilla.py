@@ -298,6 +298,8 @@ def test_int8_weights_that_say_so_load_as_float_ones_for_all_uses(float_model, d
     assert "quantization_config" not in (tmp_path / "float" / "config.json").read_text()
     with pytest.raises(ValueError, match="int8 weights cannot be resized: call dequantize"):
         float_model.resize_token_embeddings(60)
+    with pytest.raises(ValueError, match="int8 weights cannot be resized: call dequantize"):
+        float_model.resize_decoder_token_embeddings(60)
     here = float_model.dequantize(dtype or torch.float32)
     assert torch.equal(logits_of(here), logits_of(loaded))
     here.train()(input_ids=ids, labels=ids).loss.backward()

@@ -101,6 +101,15 @@ def test_a_thin_image_is_searched_like_the_others_of_its_folder(folder, capsys):
     assert shown.size == (1, 4000)
 
 
+def test_an_image_is_not_padded_to_the_pad_size_of_the_processor(folder):
+    image = Image.open(folder / "in" / "b.png")
+    detector = load_detector(str(folder / "model"), device="cpu")
+    expected = detector.pixels(image)
+    detector.processor.do_pad = True
+    detector.processor.pad_size = {"height": 120, "width": 130}
+    assert torch.equal(detector.pixels(image), expected)
+
+
 def test_a_detector_that_was_saved_in_bfloat16_detects(folder):
     images = [Image.open(folder / "in" / "a.png").convert("RGB")]
     plain = load_detector(str(folder / "model"))

@@ -238,6 +238,25 @@ def test_metadata_and_yolo_folders_give_the_boxes_of_the_coco_file(tmp_path):
         load_detection_images(str(folder))
 
 
+def test_areas_and_crowds_of_metadata_are_read_as_those_of_coco(tmp_path):
+    noise(20, 30).save(tmp_path / "a.png")
+    objects = {"bbox": [[2, 3, 10, 5], [0, 0, 9, 9]], "categories": ["dog", "dog"]}
+
+    def read(**more):
+        entry = {"file_name": "a.png", "objects": objects | more}
+        (tmp_path / "metadata.jsonl").write_text(json.dumps(entry))
+        return load_detection_images(str(tmp_path))
+
+    images = read(area=[31.5, None], iscrowd=[0, True])
+    assert images.objects[0].is_crowd.tolist() == [False, True]
+    assert [e["area"] for e in coco_content(images)["annotations"]] == [31.5, 81]
+    assert read().objects[0].is_crowd.tolist() == [False, False]
+    with pytest.raises(ValueError, match="has 2 bbox and 1 area: give one each"):
+        read(area=[31.5])
+    with pytest.raises(ValueError, match="has area -1: give a number from 0 on"):
+        read(area=[31.5, -1])
+
+
 @pytest.mark.parametrize(("line", "told"), [("5 .5 .5 .1 .1", "class 5"), ("0 .5 x", "give class")])
 def test_a_bad_yolo_line_is_named(tmp_path, line, told):
     for name in ("images", "labels"):
@@ -269,6 +288,18 @@ def test_yolo_names_given_by_number_are_in_the_order_of_their_numbers(tmp_path, 
     else:
         with pytest.raises(ValueError, match=told):
             load_detection_images(str(tmp_path))
+
+
+def test_two_classes_of_yolo_have_two_names(tmp_path):
+    for name in ("images", "labels"):
+        (tmp_path / name).mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "images" / "a.png")
+    (tmp_path / "classes.txt").write_text("dog\ncar\ndog\n")
+    with pytest.raises(ValueError, match=r"classes\.txt: class 'dog' is there twice"):
+        load_detection_images(str(tmp_path))
+    (tmp_path / "data.yaml").write_text("names: [dog, dog]\n")
+    with pytest.raises(ValueError, match=r"data\.yaml: class 'dog' is there twice"):
+        load_detection_images(str(tmp_path))
 
 
 def test_each_line_of_classes_txt_is_a_name(tmp_path):
@@ -308,6 +339,33 @@ def test_a_dataset_with_an_objects_column_is_read_as_the_hub_has_it(tmp_path, mo
     rows = datasets.Dataset.from_list(damaged, features=features)
     with pytest.raises(ValueError, match=r"^somebody/dogs\[0\] is damaged or no image"):
         load_detection_images("somebody/dogs")
+
+
+def test_sizes_in_columns_of_the_hub_are_compared_with_the_images(monkeypatch):
+    import datasets
+
+    image = {"height": datasets.Value("int64"), "width": datasets.Value("int64")}
+    boxes = {"bbox": datasets.List(datasets.List(datasets.Value("float32")))}
+    boxes["label"] = datasets.List(datasets.ClassLabel(names=["dog"]))
+    features = datasets.Features({"image": datasets.Image(), "objects": boxes, **image})
+    objects = {"bbox": [[2, 3, 10, 5]], "label": [0]}
+
+    def read(height, width, objects=objects):
+        row = {"image": noise(20, 30), "objects": objects, "height": height, "width": width}
+        whole = {
+            **row,
+            "objects": {"bbox": [[0, 0, 1, 1]], "label": [0]},
+            "height": 20,
+            "width": 30,
+        }
+        rows = datasets.Dataset.from_list([whole, row], features=features)
+        monkeypatch.setattr(datasets, "load_dataset", lambda name, split: rows)
+        return load_detection_images("somebody/dogs")
+
+    assert read(20, 30).sizes.tolist() == read(None, None).sizes.tolist() == [[20, 30]] * 2
+    assert len(read(20, 30, None).objects[1]) == 0
+    with pytest.raises(ValueError, match=r"dogs\[1\] has 30 x 20 .* annotations are of 20 x 30"):
+        read(30, 20)
 
 
 def test_digit_scenes_follow_from_seed_and_number_and_do_not_overlap():

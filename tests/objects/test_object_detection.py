@@ -401,7 +401,7 @@ def test_fine_tuning_gives_the_classes_of_the_file_and_keeps_the_queries(tmp_pat
     assert len(figures["by_layer"]) == model.config.decoder_layers
     assert f"after layer {model.config.decoder_layers}" in str(scores)
     assert all((tmp_path / name).stat().st_size > 1000 for name in ("c.png", "l.png"))
-    for name, told in (("l.txt", "end it with .png or .svg"), ("c.png", "give two files")):
+    for name, told in (("l.txt", "end it with .png or .svg"), ("c.png", "different ones")):
         asked = ["--model", str(folder), "--dataset", str(path), "--curve", "c.png"]
         with pytest.raises(ValueError, match=told):
             evaluate(read_evaluation([*asked, "--layers", name]))

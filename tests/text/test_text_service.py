@@ -158,6 +158,7 @@ def test_what_cannot_be_translated_is_one_sentence_and_a_4xx(address):
         ({"q": "<b>one", **html}, "<b> without an end tag"),
         ({"q": "one <b class=", **html}, "a tag or a comment that never ends"),
         ({"q": "one <!-- two", **html}, "a tag or a comment that never ends"),
+        ({"q": "one <![foo[ two", **html}, "a <![ section that cannot be read"),
         ({"q": "one", "source": "en", "target": "fr"}, "no model from 'en' to 'fr'"),
         ({"q": "one", "source": 5, "target": "de"}, "source is no text"),
         ({"q": "one", **PAIR, "format": "pdf"}, "neither text nor html"),
@@ -205,6 +206,12 @@ def test_each_element_of_html_has_its_own_text(ask):
     ):
         found = ask("translate", {"q": html.format("two", "seven"), **PAIR, "format": "html"})
         assert found["translatedText"] == html.format("zwei", "sieben")
+
+
+def test_a_comment_of_several_lines_is_not_translated(ask):
+    html = "{} <!-- five.\n\nSix. --> {}"
+    found = ask("translate", {"q": html.format("two", "seven"), **PAIR, "format": "html"})
+    assert found["translatedText"] == html.format("zwei", "sieben")
 
 
 def test_white_space_around_a_text_and_its_lines_stays(ask):

@@ -199,6 +199,37 @@ def test_pieces_and_separators_are_the_text():
         assert [piece.text for piece in SentenceSplitter("en").split(blank)] == [""]
 
 
+@pytest.mark.parametrize("space", ["\u00a0", "\u3000", "\u2028", "\x85"])
+def test_white_space_beyond_ascii_before_a_full_stop_is_kept(space):
+    text = f"Vitamin B{space}. It works."
+    pieces = SentenceSplitter("en").split(text)
+    assert "".join(piece.text + piece.separator for piece in pieces) == text
+    assert pieces[-1].text == "It works."
+
+
+def test_closing_tags_belong_to_the_sentence_before():
+    pieces = SentenceSplitter("en").split("<b>One.</b> <i>Two. <q>Three.</q></i>")
+    assert [(piece.text, piece.separator) for piece in pieces] == [
+        ("<b>One.</b>", " "),
+        ("<i>Two.", " "),
+        ("<q>Three.</q></i>", ""),
+    ]
+
+
+def test_failures_are_those_of_the_last_texts(translator):
+    texts = TextTranslator(translator, keep_markup=True)
+    list(texts.translate(["two", "\ud83d"]))
+    assert texts.failed == [2]
+    assert list(texts.translate([])) == texts.failed == []
+
+
+def test_a_term_with_a_sign_of_html_is_found_in_html(translator):
+    known = Terminology([("two", "F&E")])
+    texts = TextTranslator(translator, keep_markup=True, terminology=known)
+    assert "F&amp;E" in next(texts.translate(["two &amp; four"]))
+    assert texts.failed == []
+
+
 def test_a_text_is_translated_sentence_by_sentence(translator):
     texts = [TEXT, "", "two", "One. Two."]
     found = list(TextTranslator(translator, split_sentences="en").translate(texts))

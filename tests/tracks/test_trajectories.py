@@ -231,6 +231,17 @@ def test_csv_and_parquet_with_other_names_give_equal_tables(tmp_path):
         assert_allclose(scenes.positions, [[0, 3], [1, 4], [2, 5]])
 
 
+def test_a_category_that_is_missing_in_parquet_is_unknown(tmp_path):
+    kinds = pyarrow.array(["vehicle", None, "cyclist"]).dictionary_encode()
+    columns = {"frame": [0, 1, 2], "agent": ["a"] * 3, "x": [0.0] * 3, "y": [0.0] * 3}
+    pyarrow.parquet.write_table(pyarrow.table(columns | {"k": kinds}), tmp_path / "t.parquet")
+    source = TrackSource(columns=Columns(kind="k"), frame_seconds=0.5)
+    table = read_tracks(tmp_path / "t.parquet", source)
+    assert [AGENT_KINDS[kind] for kind in table.kinds_of(np.arange(3))] == [
+        *("vehicle", "unknown", "cyclist")
+    ]
+
+
 def test_names_in_a_csv_are_as_written(tmp_path):
     rows = ["scene,frame,agent,x,y"]
     agents = ("12345678901234567891", "12345678901234567892")  # equal as numbers of 64 bits
@@ -260,6 +271,14 @@ def test_trajnet_leaves_predictions_out_and_knows_its_rate(tmp_path):
     scenes = read_tracks(path)
     assert len(scenes) == 2
     assert scenes.step_seconds == pytest.approx(0.4)
+
+
+def test_two_rates_in_one_file_of_trajnet_are_refused(tmp_path):
+    rates = [json.dumps({"scene": {"id": rate, "fps": rate}}) for rate in (2.5, 5)]
+    rows = [json.dumps({"track": {"f": f, "p": 1, "x": 0, "y": 0}}) for f in (0, 10)]
+    path = write(tmp_path / "a.ndjson", "\n".join([*rates, *rows]))
+    with pytest.raises(ValueError, match=r"line 2: .*fps=5 after fps=2\.5"):
+        read_tracks(path)
 
 
 @pytest.mark.parametrize("columns", [17, 18])  # ETH and UCY; nuScenes
@@ -329,6 +348,9 @@ def test_argoverse_scenarios_keep_agents_of_different_scenes_apart(tmp_path):
     assert scenes.scene_names == ("one", "two")
     assert len(scenes.agent_names) == 2
     assert scenes.step_seconds == 0.1
+    coarse = pyarrow.table(columns | {"timestep": [0, 2]})
+    pyarrow.parquet.write_table(coarse, tmp_path / "two.parquet")
+    assert read_tracks(tmp_path / "two.parquet").step_seconds == 0.2
     del columns["object_type"]  # a table of its own, which `columns` names
     (tmp_path / "one.parquet").unlink()
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "two.parquet")
@@ -471,6 +493,7 @@ def test_a_bad_row_of_trajnet_is_named_by_its_line(tmp_path):
         (row % (2, "NaN"), "position"),
         (row % (1, 5), "agent 1 is twice"),
         ('{"track": 0}', "'{\"track\": 0}' is no object"),
+        (row.replace("%d", "null") % 0, ".*p is None: give a number or a text"),
     ):
         path = write(tmp_path / "a.ndjson", "\n".join([*head, bad]))
         with pytest.raises(ValueError, match=rf"line 4: {problem}"):

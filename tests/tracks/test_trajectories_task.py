@@ -15,8 +15,14 @@ from transformers import AutoModelForTimeSeriesPrediction
 from hf_vanilla.families import load_part, task_entry
 from hf_vanilla.tracks import eth_ucy
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
+from hf_vanilla.tracks.formats import TrackSource, read_tracks
 from hf_vanilla.tracks.options import FORMS_OF, TrackDataOptions
-from hf_vanilla.tracks.task import WindowOrder, prepare, training_and_validation
+from hf_vanilla.tracks.task import (
+    WindowOrder,
+    measured_fields,
+    prepare,
+    training_and_validation,
+)
 from hf_vanilla.training.options import TrainRecipe
 from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
@@ -287,6 +293,13 @@ def test_tracks_that_are_too_short_are_named(tmp_path):
         evaluate(read_evaluation([*arguments, "--allow_missing", "True"]))
 
 
+def test_tracks_without_two_steps_in_a_row_are_refused(tmp_path):
+    path = tmp_path / "gaps.csv"
+    path.write_text("frame,agent,x,y\n0,1,0,0\n1,2,1,0\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"no two positions of an agent are one step of 0\.4 s"):
+        measured_fields(read_tracks(path, TrackSource(frame_seconds=0.4)))
+
+
 @pytest.fixture
 def eth_ucy_folder(tmp_path, monkeypatch):
     """The eight files of ETH and UCY, each with two walkers of 25 steps, one to validate on."""
@@ -332,3 +345,8 @@ def test_a_format_of_files_beside_tracks_of_known_format_is_refused(data):
     arguments = ["--model", "constant_velocity", "--unit", "km", "--dataset", *data]
     with pytest.raises(ValueError, match=f"unit: for other files; the format of {data[-1]} is"):
         evaluate(read_evaluation(arguments))
+
+
+def test_options_of_files_beside_built_in_tracks_are_named_in_a_training(tmp_path, caplog):
+    prepare(read_recipe(["--recipe", "demo_tracks", "--unit", "ft", "--frame_seconds", "0.1"]))
+    assert "frame_seconds, unit: for other files; the format of walkers is known" in caplog.text

@@ -1,5 +1,6 @@
 """The mean of checkpoints is the plain mean; a model folder of it loads by the Auto classes."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vanilla.families import task_measures
 from hf_vanilla.hub.card import languages_of
 from hf_vanilla.training.checkpointing import (
+    STATE_FILE,
     AverageOptions,
     all_checkpoints,
     average_checkpoints,
@@ -138,6 +140,16 @@ def test_the_mean_of_as_many_as_in_training_is_the_model_of_the_run(trained_run,
     options = AverageOptions(run=str(trained_run), output=str(tmp_path / "m"), last=count)
     mean, trained = small_run.weights(average_run(options)), small_run.weights(trained_run)
     assert all(torch.equal(mean[name], trained[name]) for name in trained)
+
+
+def test_the_checkpoint_of_a_stopped_run_is_not_averaged(trained_run, tmp_path):
+    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    *_, before, last = all_checkpoints(run)
+    state = json.loads((last / STATE_FILE).read_text())
+    (last / STATE_FILE).write_text(json.dumps({**state, "is_extra": True}))
+    folder = average_run(AverageOptions(run=str(run), output=str(tmp_path / "m"), last=1))
+    mean, expected = small_run.weights(folder), small_run.weights(before)
+    assert all(torch.equal(mean[name], expected[name]) for name in expected)
 
 
 def test_numbers_of_checkpoints_that_make_no_sense_are_refused(trained_run, tmp_path):

@@ -206,6 +206,13 @@ def test_the_best_come_first_and_of_equals_the_newer(measured, measure, steps):
         assert [int(folder.name.removeprefix("checkpoint-")) for folder in found] == steps[:count]
 
 
+def test_a_validation_that_is_nan_is_the_worst(measured):
+    parts, folder = measured
+    save_checkpoint(keeping(parts, 9), {"step": 6, "scores": {"nll": float("nan")}})
+    found = best_checkpoints(all_checkpoints(folder), 9, measures=MEASURES, by="nll")
+    assert [int(each.name.removeprefix("checkpoint-")) for each in found] == [4, 2, 3, 1, 6]
+
+
 def test_the_best_are_kept_besides_the_newest(measured):
     parts, folder = measured
     save_checkpoint(keeping(parts, 2, best=2, by="bleu"), {"step": 6, "scores": {}})

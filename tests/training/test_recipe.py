@@ -239,6 +239,16 @@ def test_a_shorter_warmup_lowers_the_files_rate_in_proportion_and_says_so(write,
     assert caplog.text.count("learning_rate is 0.00075 instead of the recipe's 0.005") == 1
 
 
+def test_a_shorter_warmup_lowers_the_rates_of_parts_of_the_model_too(write):
+    text = "learning_rate: 0.005\nwarmup_steps: 400\nlearning_rate_of: {model.encoder: 0.001}\n"
+    arguments = [*write(text), "--warmup_steps", "100"]
+    recipe = read_recipe(arguments)
+    assert recipe.train.learning_rate_of == {"model.encoder": 0.00025}
+    recipe = read_recipe([*arguments, "--learning_rate_of", "model.encoder=0.002"])
+    assert recipe.train.learning_rate_of == {"model.encoder": 0.002}
+    assert recipe.train.learning_rate == 0.00125
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["--warmup_steps=800"], ["--max_steps=9"], ["--warmup_steps=60", "--learning_rate=0.005"]],
@@ -427,9 +437,16 @@ def test_a_count_below_one_is_refused():
                 make(**{name: value})
 
 
+def test_an_empty_initial_model_is_refused(write):
+    for arguments in (write("initial_model: ''\n"), [*write("seed: 1\n"), "--initial_model", ""]):
+        with pytest.raises(ValueError, match="initial_model is empty: give a folder"):
+            read_recipe(arguments)
+
+
 def test_values_that_do_not_fit_are_refused_with_the_remedy():
     cases = [
         ({"eval_sentences": -1}, "eval_sentences=-1: give 0 or more"),
+        ({"seed": -1}, "seed=-1: give 0 or more"),
         ({"tokens_per_batch": 255}, "255 is smaller than max_length=256: a batch must hold"),
         ({"save_total_limit": 3, "average_checkpoints": 5}, "3 is smaller than average_check"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: give a positive"),

@@ -112,6 +112,33 @@ def test_a_run_whose_files_cannot_be_written_leaves_the_others_alone(
     ]
 
 
+def test_a_run_of_another_sweep_is_left_to_it(corpus_files, tmp_path, commands, caplog):
+    path = write_sweep(tmp_path, corpus_files, seeds=[0], test=None)
+    with (
+        locked(tmp_path / "runs/small-seed-0.sweep"),
+        pytest.raises(ValueError, match="1 of 2 runs failed"),
+    ):
+        run_sweep((path, SweepOptions(processes=1)))
+    assert "small, seed 0: failed: " in caplog.text
+    assert "is in use by process" in caplog.text
+    assert [Path(arguments[-1]).stem for _, arguments in commands] == ["smoothed-seed-0"]
+
+
+def test_a_training_that_left_no_final_line_has_no_record(corpus_files, tmp_path, monkeypatch):
+    def run(self, command, log):
+        folder = tmp_path / "runs/small-seed-0"
+        folder.mkdir()
+        (folder / "log.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+        return 0
+
+    monkeypatch.setattr(sweep.Children, "run", run)
+    runs = {"small": {"published": 25.0}}
+    path = write_sweep(tmp_path, corpus_files, seeds=[0], test=None, runs=runs)
+    with pytest.raises(ValueError, match="1 of 1 runs failed"):
+        run_sweep((path, SweepOptions(processes=1)))
+    assert not (tmp_path / "runs/small-seed-0/sweep.json").exists()
+
+
 def test_signs_of_a_table_are_escaped_in_latex_and_markdown():
     table = comparison.Table(["a_b", "95 %"], [["x & y|z", "1 ± 2"]], ["tok:13a"])
     assert comparison.table_text(table, ".md").splitlines()[2] == r"| x & y\|z | 1 ± 2 |"

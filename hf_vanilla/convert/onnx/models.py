@@ -8,17 +8,19 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_vanilla.data.image_models import check_channels
+from hf_vanilla.data.image_models import check_channels, check_steps
 from hf_vanilla.families import entry_of
 from hf_vanilla.images.classifier import load_classifier
 from hf_vanilla.models.configuration_vanilla_scene import OPTIONAL_INPUTS
 from hf_vanilla.objects.detector import load_detector
+from hf_vanilla.objects.trainer import processor_edges
 from hf_vanilla.text.loading import require_float
 from hf_vanilla.tracks.forecaster import class_name, load_forecaster
 
 from .files import ANY, Input, write_graph
 
 RUNNERS = Path(__file__).with_name("runners")
+PROGRAM = "the exported program"
 # what a graph cannot do, by the class that does it
 SAMPLES = "draws samples or searches"
 FAULTS = {
@@ -52,6 +54,7 @@ def export_classifier(name: str, folder: Path, dtype: str) -> None:
     """
     classifier = load_classifier(name, device="cpu")
     require_float(classifier.model, name)
+    check_steps(classifier.processor, PROGRAM)
     height, width = classifier.model.config.image_height_width
     pixels = torch.randn(2, 3, height, width)
     check_channels(classifier.model.config.num_channels)
@@ -70,6 +73,8 @@ def export_detector(name: str, folder: Path, dtype: str) -> None:
     """
     detector = load_detector(name, device="cpu")
     require_float(detector.model, name)
+    check_steps(detector.processor, PROGRAM)
+    processor_edges(detector.processor)
     pixels = torch.randn(2, 3, 64, 80)
     mask = torch.ones(2, 64, 80, dtype=torch.long)
     inputs: list[Input] = [

@@ -21,8 +21,9 @@ class Classifier:
     def __init__(self, folder: str | Path = Path(__file__).parent) -> None:
         folder = Path(folder)
         self.settings = json.loads((folder / "preprocessor_config.json").read_text("utf-8"))
-        names = json.loads((folder / "config.json").read_text("utf-8"))["id2label"]
-        self.labels = [names[str(index)] for index in range(len(names))]
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        self.labels = [config["id2label"][str(n)] for n in range(len(config["id2label"]))]
+        self.is_multi_label = len(self.labels) == 1 or "multi" in (config.get("problem_type") or "")
         self.session = InferenceSession(folder / "model.onnx")
 
     def pixels(self, image: Image.Image) -> np.ndarray:
@@ -41,9 +42,10 @@ class Classifier:
         return ((values - mean) / deviation).transpose(2, 0, 1)
 
     def probabilities(self, images: list[Image.Image]) -> np.ndarray:
-        """`(B, C)`: one row for each image; they sum to 1 over the labels."""
-        pixels = np.stack([self.pixels(image) for image in images])
-        (logits,) = self.session.run(None, {"pixel_values": pixels})
+        """`(B, C)`: a row for each image; they sum to 1 where an image has one of the labels."""
+        (logits,) = self.session.run(None, {"pixel_values": np.stack([*map(self.pixels, images)])})
+        if self.is_multi_label:
+            return 1 / (1 + np.exp(-logits))
         weights = np.exp(logits - logits.max(1, keepdims=True))
         return weights / weights.sum(1, keepdims=True)
 
@@ -73,6 +75,5 @@ if __name__ == "__main__":
             print(f"error: {path}: {error}", file=sys.stderr)
             is_bad = True
             continue
-        best = int(probabilities.argmax())
-        write((path, classifier.labels[best], f"{probabilities[best]:.4f}"))
+        write((path, classifier.labels[probabilities.argmax()], f"{probabilities.max():.4f}"))
     sys.exit(is_bad)
