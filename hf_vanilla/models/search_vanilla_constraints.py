@@ -336,18 +336,12 @@ def in_turn(missing: Tensor, scores: Tensor, is_lost: Tensor) -> Tensor:
     Returns:
         `(b, m)` int64.
     """
-    by_score = scores.masked_fill(is_lost, float("-inf")).argsort(
-        dim=1, descending=True, stable=True
-    )
-    groups = missing.masked_fill(is_lost, int(missing.max()) + 1)
-    grouped, by_group = groups.gather(1, by_score).sort(dim=1, stable=True)
-    order = by_score.gather(1, by_group)  # by group, then by score
-    position = torch.arange(missing.shape[1], device=missing.device).expand_as(missing)
-    is_first = torch.ones_like(is_lost)
-    is_first[:, 1:] = grouped[:, 1:] != grouped[:, :-1]
-    rank = position - torch.where(is_first, position, 0).cummax(dim=1).values
-    rank = torch.where(is_lost.gather(1, order), rank + missing.shape[1], rank)
-    turns = (rank * (int(groups.max()) + 1) + grouped).argsort(dim=1, stable=True)
+    order = scores.masked_fill(is_lost, float("-inf")).argsort(dim=1, descending=True, stable=True)
+    groups = missing.masked_fill(is_lost, int(missing.max()) + 1).gather(1, order)
+    # of each candidate, how many of its number are better
+    rank = (groups.unsqueeze(2) == groups.unsqueeze(1)).tril(-1).sum(dim=2)
+    rank = rank + missing.shape[1] * is_lost.gather(1, order)
+    turns = (rank * (int(groups.max()) + 1) + groups).argsort(dim=1, stable=True)
     return order.gather(1, turns)
 
 
