@@ -69,11 +69,10 @@ def load_translator(
         raise ValueError(f"{name} is not a model folder (it has no config.json): {remedy}")
     if (Path(name) / "model.bin").is_file() and (Path(name) / "config.json").is_file():
         raise ValueError(_EXPORTED.format(name, "CTranslate2", "ctranslate2"))
-    place = None if device is None else device_named(device)
-    return load_in(name, dtype, place), load_saved(AutoTokenizer, name)
+    return load_in(name, dtype, device), load_saved(AutoTokenizer, name)
 
 
-def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTrainedModel:
+def load_in(name: str, dtype: str | None, device: str | torch.device | None) -> PreTrainedModel:
     """Load a sequence-to-sequence model, in evaluation mode.
 
     Where the processor has no instructions for `dtype`, a float model computes in float32 and a
@@ -95,7 +94,7 @@ def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTra
         raise ValueError(f"{name} is of {task}: give a translation model")
     if dtype == "int8":
         _require_cpu("dtype='int8'", device)
-    place = device or device_named("cpu" if dtype == "int8" else None)
+    place = device_named(device or ("cpu" if dtype == "int8" else None))
     used = dtype
     if dtype is not None and not multiplies_fast(dtype, place):
         logger.warning("this processor has no instructions for %s: computing in float32", dtype)
@@ -110,10 +109,11 @@ def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTra
     return model
 
 
-def _require_cpu(what: str, device: torch.device | None) -> None:
-    if device is not None and device.type != "cpu":
+def _require_cpu(what: str, device: str | torch.device | None) -> None:
+    kind = str(device or "cpu").partition(":")[0]
+    if kind != "cpu":
         raise ValueError(
-            f"{what} is for CPUs, not {device.type!r}: give a float model with dtype='bfloat16'"
+            f"{what} is for CPUs, not {kind!r}: give a float model with dtype='bfloat16'"
         )
 
 
