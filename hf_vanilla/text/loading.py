@@ -94,15 +94,15 @@ def load_in(name: str, dtype: str | None, device: str | torch.device | None) -> 
         raise ValueError(f"{name} is of {task}: give a translation model")
     if dtype == "int8":
         _require_cpu("dtype='int8'", device)
-    place = device_named(device or ("cpu" if dtype == "int8" else None))
+    place = device or ("cpu" if dtype == "int8" else None)
     used = dtype
-    if dtype is not None and not multiplies_fast(dtype, place):
+    if dtype is not None and not multiplies_fast(dtype, device_named(place)):
         logger.warning("this processor has no instructions for %s: computing in float32", dtype)
         used = "float32"
     given: dict[str, Any] = {} if used is None else {"dtype": FLOATS[used]}
     model = load_model(AutoModelForSeq2SeqLM, name, **given)
     if not is_quantized(model):
-        return quantize(model) if used == "int8" else model.to(place)
+        return quantize(model) if used == "int8" else model.to(device_named(place))
     if dtype in ("float32", "bfloat16"):
         raise ValueError(f"{name} has int8 weights: for {dtype}, give the float model")
     _require_cpu(f"{name} has int8 weights; int8", device)

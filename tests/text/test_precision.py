@@ -165,7 +165,7 @@ def test_the_device_is_a_name_or_torchs(device, trained_run):
         assert translator.engine.model.device.type == "cpu"
     with pytest.raises(ValueError, match="dtype='int8' is for CPUs"):
         Translator(str(trained_run), dtype="int8", device="cuda")
-    with pytest.raises(ValueError, match="device='foo': .* give another, such as cpu"):
+    with pytest.raises(ValueError, match=r"device='foo': .* give another, such as cpu"):
         Translator(str(trained_run), device="foo")
 
 
