@@ -89,8 +89,8 @@ class VanillaTranslationPipeline(Pipeline):
         **generate_kwargs: Any,
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         for name in {"num_beams", "num_return_sequences"} & generate_kwargs.keys():
-            if (number := generate_kwargs[name]) is not None and number < 1:
-                raise ValueError(f"{name}={number}: give a positive number")
+            if generate_kwargs[name] < 1:
+                raise ValueError(f"{name}={generate_kwargs[name]}: give a positive number")
         before = {} if truncation is None else {"truncation": truncation}
         after = {
             "return_tensors": return_tensors,

@@ -80,7 +80,7 @@ class TrainRecipe(Options):
     patience: int = option(
         0, "end after N validations without a better one; 0: never", at_least=0, may_change=True
     )
-    seed: int = option(0, "of weights, order and dropout", at_least=0, below=2**32)
+    seed: int = option(0, "of weights, order and dropout", at_least=0)
     mixed_precision: str | None = option(
         None, "of products; default: accelerate's, else bf16 on GPUs with it", choices=PRECISIONS
     )

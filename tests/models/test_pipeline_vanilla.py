@@ -200,7 +200,7 @@ def test_what_the_pipeline_was_made_with_holds_until_a_call_says_otherwise(train
         *trained, num_beams=2, num_return_sequences=2, return_tensors=True, batch_size=2
     )
     assert len(translator("one")) == 2
-    (record,) = translator("one", num_beams=None, num_return_sequences=1, return_tensors=False)
+    (record,) = translator("one", num_return_sequences=1, return_tensors=False)
     assert record == {"translation_text": "eins"}
 
 

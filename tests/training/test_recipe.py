@@ -438,7 +438,8 @@ def test_a_count_below_one_is_refused():
 
 
 def test_an_empty_initial_model_is_refused(write):
-    for arguments in (write("initial_model: ''\n"), [*write("seed: 1\n"), "--initial_model", ""]):
+    for text, more in (("initial_model: ''\n", []), ("seed: 1\n", ["--initial_model", ""])):
+        arguments = [*write(text), *more]
         with pytest.raises(ValueError, match="initial_model is empty: give a folder"):
             read_recipe(arguments)
 
