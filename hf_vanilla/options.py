@@ -414,11 +414,7 @@ def given_options(arguments: Sequence[str]) -> set[str]:
 
 
 def pop_option(arguments: list[str], name: str) -> str | None:
-    """Remove every `name VALUE` and `name=VALUE` and return the last value; None if there is none.
-
-    Raises:
-        UsageError: the name is the last argument and has no value.
-    """
+    """As `pop_values`, but the last value; None if there is none."""
     return next(reversed(pop_values(arguments, name)), None)
 
 
@@ -441,25 +437,21 @@ def pop_values(arguments: list[str], name: str) -> list[str]:
 
 
 def options_and_paths(kind: type, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of a command line with their values, and all other arguments; `-` is a path.
-
-    Args:
-        kind: dataclass of the options. A path may follow one that is true or false.
-        arguments: of the command line.
-    """
+    """Options, fields of `kind`, with their values, and all other arguments; `-` is a path."""
+    # a path may follow these
     flags = {declared.name for declared in fields(kind) if isinstance(declared.default, bool)}
-    options, paths, remaining = [], [], [*arguments]
+    options: list[str] = []
+    paths: list[str] = []
+    remaining = [*arguments]
     while remaining:
         argument = remaining.pop(0)
-        if argument == "-" or not argument.startswith("-"):
-            paths.append(argument)
-            continue
-        options.append(argument)
+        is_path = argument == "-" or not argument.startswith("-")
+        (paths if is_path else options).append(argument)
         following = remaining[0] if remaining else "--"
-        is_value = not following.startswith("--") and argument not in ("-h", "--help")
+        is_value = not following.startswith("--")
         if argument.removeprefix("--").replace("-", "_") in flags:
             is_value = following.lower() in TRUTHS
-        if is_value and "=" not in argument:
+        if is_value and not is_path and "=" not in argument and argument not in ("-h", "--help"):
             options.append(remaining.pop(0))
     return options, paths
 

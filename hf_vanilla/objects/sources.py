@@ -394,13 +394,12 @@ def _record(item: str, objects: Any) -> tuple[list[Any], ...]:
     for key, values in parts.items():
         if len(checked(values, list, f"{item}: {key}")) != len(boxes):
             raise ValueError(f"{item} has {len(boxes)} bbox and {len(values)} {key}: give one each")
-    for category in parts["categories"]:
-        checked(category, (int, str), f"{item}: a category")
+    each = [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
     return (
-        parts["categories"],
+        [checked(one["categories"], (int, str), f"{item}: a category") for one in each],
         [_corners_of(box, item) for box in boxes],
-        [_number({"iscrowd": value}, "iscrowd", 0, item) != 0 for value in parts["iscrowd"]],
-        [_number({"area": value}, "area", np.nan, item) for value in parts["area"]],
+        [_number(one, "iscrowd", 0, item) != 0 for one in each],
+        [_number(one, "area", np.nan, item) for one in each],
     )
 
 

@@ -92,7 +92,7 @@ class TrackFileOptions(Options):
         given = [name for name, default in plain.items() if getattr(self, name) != default]
         return [name for name in given if name != "step_seconds"]
 
-    def warn_unread(self, data: str) -> None:
+    def warn_of_file_options(self, data: str) -> None:
         """Warn of options for other files than `data`, whose format is known."""
         if names := self.given_for_files:
             logger.warning("%s: for other files; the format of %s is known", ", ".join(names), data)
@@ -109,7 +109,7 @@ class TrackFileOptions(Options):
             OSError: a file cannot be read.
         """
         if path in BUILT_IN:
-            self.warn_unread(path)
+            self.warn_of_file_options(path)
             table = built_in_tracks(path, agents=BUILT_IN_AGENTS[path], seed=seed)
             return resample(table, self.step_seconds)
         if not Path(path).exists():

@@ -114,7 +114,7 @@ def training_and_validation(options: WindowOptions) -> tuple[TrackTable, TrackTa
     """
     chosen = None if options.validation is None else options.read(options.validation, seed=1)
     if options.left_out:
-        options.warn_unread(options.test_scene)
+        options.warn_of_file_options(options.test_scene)
         split = leave_one_out(options.dataset, options.test_scene)
         if chosen is None and options.validation_share:
             chosen = resample(split.validation, options.step_seconds)
