@@ -109,7 +109,8 @@ class TrackFileOptions(Options):
             OSError: a file cannot be read.
         """
         if path in BUILT_IN:
-            self.warn_of_file_options(path)
+            if seed != 1:  # of validation, beside data that may be a file
+                self.warn_of_file_options(path)
             table = built_in_tracks(path, agents=BUILT_IN_AGENTS[path], seed=seed)
             return resample(table, self.step_seconds)
         if not Path(path).exists():
