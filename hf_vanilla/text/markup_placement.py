@@ -240,44 +240,42 @@ def _ranges(
     for i, child in pairs.items():
         if (child.first, child.last) == (node.first, node.last):
             return {i: inside}
+    if inside[0] == inside[1]:
+        return {}
+    taken = np.zeros(inside[1] - inside[0])  # -inf: a word of another pair
 
-    def best(i: int, gap: tuple[int, int]) -> tuple[float, int, int]:
-        child, size = pairs[i], node.last - node.first
-        share = ((child.first + child.last) / 2 - node.first) / size
-        middle = inside[0] + share * (inside[1] - inside[0])
+    def best(i: int) -> tuple[float, int, int]:
+        child = pairs[i]
+        share = ((child.first + child.last) / 2 - node.first) / (node.last - node.first)
         own = texts[child.first : child.last]
-        return _best_run(own, words, gap, values[i], (middle, inside[1] - inside[0]))
+        return _best_run(own, words[slice(*inside)], values[i] + taken, share * len(taken))
 
-    values = {i: _values(child, pairs.values(), words, texts) for i, child in pairs.items()}
-    free, ranges = [inside] if inside[0] < inside[1] else [], {}
-    for i in sorted(pairs, key=lambda i: -best(i, inside)[0]) if free else []:
-        if not free:
+    in_pairs = {source for child in pairs.values() for source in range(child.first, child.last)}
+    values = {
+        i: _values(child, in_pairs, words[slice(*inside)], texts) for i, child in pairs.items()
+    }
+    ranges = {}
+    for i in sorted(pairs, key=lambda i: -best(i)[0]):
+        worth, first, last = best(i)
+        if worth == -np.inf:
             break
-        (_, first, last), gap = max((best(i, gap), gap) for gap in free)
-        ranges[i] = first, last
-        free.remove(gap)
-        free += [(a, b) for a, b in ((gap[0], first), (last, gap[1])) if a < b]
+        taken[first:last] = -np.inf
+        ranges[i] = inside[0] + first, inside[0] + last
     return ranges
 
 
 def _best_run(
-    own: list[str],
-    words: list[Word],
-    gap: tuple[int, int],
-    values: Sequence[float],
-    expected: tuple[float, int],
+    own: list[str], words: list[Word], values: np.ndarray, middle: float
 ) -> tuple[float, int, int]:
-    """The words of a gap that are worth most inside a pair: their worth, from and to.
+    """The words that are worth most inside a pair: their worth, from and to.
 
     Args:
         own: the source words of the pair.
         words: of the translation.
-        gap: not empty.
-        values: of each word inside the pair.
-        expected: the middle of the pair, if all words kept their order; and the number of words in
-            which it lies.
+        values: of each word inside the pair; -inf: must stay outside.
+        middle: of the pair, if all words kept their order.
     """
-    texts = [word.text or " " for word in words[gap[0] : gap[1]]]
+    texts = [word.text or " " for word in words]
     width = min(len(texts), 3 * len(own) + 3)
     first = np.arange(len(texts))[:, None]
     last = first + np.arange(1, width + 1)
@@ -287,21 +285,21 @@ def _best_run(
         - WRONG_END * (text[0].isalnum() != opens.isalnum())
         for text in texts
     ]
-    beyond = np.full(width, -np.inf)  # the end of the gap
-    worth = np.append(values[gap[0] : gap[1]], beyond)[last - 1]
+    beyond = np.full(width, -np.inf)  # the end
+    worth = np.append(values, beyond)[last - 1]
     worth = np.column_stack((starts, worth)).cumsum(axis=1)[:, 1:]
     is_other = [text != "…" and text[-1].isalnum() != closes.isalnum() for text in texts]
-    distance = abs(gap[0] + (first + last) / 2 - expected[0]) / expected[1]
+    distance = abs((first + last) / 2 - middle) / len(texts)
     length = OTHER_LENGTH * abs(last - first - len(own))
     found = worth - WRONG_END * np.append(is_other, beyond == 0)[last - 1] - distance - length
     best = found.size - 1 - int(found[::-1, ::-1].argmax())  # the last of equal ones
     row, column = divmod(best, width)
-    return float(found[row, column]), gap[0] + row, gap[0] + row + column + 1
+    return float(found[row, column]), row, row + column + 1
 
 
 def _values(
-    node: Node, pairs: Collection[Node], words: list[Word], texts: list[str]
-) -> list[float]:
+    node: Node, in_pairs: Collection[int], words: list[Word], texts: list[str]
+) -> np.ndarray:
     """What each word of the translation is worth inside a pair: by its link, and by its text."""
     own = set(texts[node.first : node.last])
     others = {*texts[: node.first], *texts[node.last :]} - own
@@ -310,10 +308,10 @@ def _values(
         value = OUTSIDE + SAME_TEXT * ((word.text in own) - (word.text in others) / 2)
         if word.source is not None and node.first <= word.source < node.last:
             value += LINKED
-        elif word.source is not None:
-            value -= LINKED * any(one.first <= word.source < one.last for one in pairs)
+        elif word.source in in_pairs:
+            value -= LINKED
         values.append(value)
-    return values
+    return np.array(values)
 
 
 def _point(
