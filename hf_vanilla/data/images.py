@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
+IMAGE_SUFFIXES = frozenset(
+    (".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+)
 MOST_PIXELS = 50_000_000  # a file of a few kB can hold more; decoded, each takes 3 to 12 bytes
 BUILT_IN_DIGITS = "digits"
 DIGIT_SIZE, DIGIT_LEVELS = 8, 16  # optdigits: 8 x 8 pixels of 0 to 16

@@ -106,7 +106,7 @@ def test_long_work_shows_its_progress(capsys, folder, images, tmp_path, monkeypa
 def test_a_folder_without_images_is_an_error_and_leaves_no_output(capsys, folder, tmp_path):
     (tmp_path / "scans").mkdir()
     (tmp_path / "scans" / "page.pdf").write_bytes(b"%PDF")
-    with pytest.raises(ValueError, match=r"scans: no files ending in \.bmp, .*\.webp$"):
+    with pytest.raises(ValueError, match=r"scans: no files ending in \.avif, \.bmp, .*\.webp$"):
         run(capsys, "--model", folder, tmp_path / "scans", "--output", tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
 
