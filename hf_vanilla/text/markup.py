@@ -24,8 +24,10 @@ from dataclasses import dataclass, field
 from .alignments import Spans
 
 # Every pattern reads a text once: it does not begin again inside what it has read in vain.
-# of a tag after its name: a quoted value may have a >, unless a quote is not closed
-ATTRIBUTES = r"""(?:(?:=\s*+(?:"[^"<]*"|'[^'<]*')|/(?!>)|[^<>/])*+|[^<>]*?)"""
+# of a tag after its name: a quoted value may have < and >, unless a quote is not closed; the count
+# limits how far a tag is read in vain, since others may begin inside its values
+VALUE = r"""(?:"(?:[^"<]*"|[^"]*"(?=[\s/>]))|'(?:[^'<]*'|[^']*'(?=[\s/>])))"""
+ATTRIBUTES = rf"(?:(?:=\s*+{VALUE}|/(?!>)|[^<>/]){{0,1000}}+|[^<>]*?)"
 TAG = rf"</?[A-Za-z]{ATTRIBUTES}/?>|<!--(?:(?!<!--)[\s\S])*?-->"
 # brackets belong to a URL in pairs; what is open at its end does not
 GROUP = r"\([^\s<>\"()]*+\)|\{\{[^\s<>\"{}]*+\}\}|\{[^\s<>\"{}]*+\}"

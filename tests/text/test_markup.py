@@ -40,6 +40,7 @@ def test_what_is_taken_out_of_a_source():
         ("<a href='x'><i>one</i> two</a>", "one two"),
         ("<img alt=\"a > b\" src='c>' />Open", "Open"),
         ('<a href="x>Open "this"</a>', 'Open "this"'),  # a quote that is not closed
+        ("""<a x='<i>hi</i>' y="<b">this</a>""", "this"),
     ]
     for text, plain in cases:
         assert take_out(text).plain == plain

@@ -203,6 +203,7 @@ def test_each_element_of_html_has_its_own_text(ask):
         "<button title='a > b'>{}</button> <button>{}</button>",
         "<select><option>{}</option><option>{}</option></select>",
         '<details><summary>{}</summary>{}</details><img alt="7 > 8">',
+        """<p data-x="<b>">{}</p><p data-x='</p> <i>'>{}</p>""",
     ):
         found = ask("translate", {"q": html.format("two", "seven"), **PAIR, "format": "html"})
         assert found["translatedText"] == html.format("zwei", "sieben")
