@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
+from transformers.activations import GELUActivation
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
@@ -22,6 +23,9 @@ from .kernels_vanilla import VanillaDropout, at_least_float32, per_item
 from .layers_vanilla import ENCODER_RECORDS, VanillaEncoderLayer
 from .positions_vanilla import sinusoid_2d
 from .pretrained_vanilla import VanillaPreTrainedModel
+
+# numbers of an array, of so many it pays to look whether they may be overwritten
+MANY = 2**15
 
 
 class VanillaPreNormEncoderLayer(VanillaEncoderLayer):
@@ -43,13 +47,38 @@ class VanillaPreNormEncoderLayer(VanillaEncoderLayer):
         Returns:
             `(B, 1 + P, D)`, or `(B, num_queries, D)`.
         """
+        overwrites = hidden_states.numel() >= MANY and may_overwrite(self)
         normed = self.self_attn_layer_norm(hidden_states)
         attended, _ = self.self_attn(normed[:, :num_queries], normed, normed, **kwargs)
-        hidden_states = hidden_states[:, :num_queries] + self.dropout(attended)
+        hidden_states = _sum(self.dropout(attended), hidden_states[:, :num_queries], overwrites)
 
-        normed = self.final_layer_norm(hidden_states)
-        fed = self.fc2(self.activation_dropout(self.activation_fn(self.fc1(normed))))
-        return hidden_states + self.dropout(fed)
+        wide = self.fc1(self.final_layer_norm(hidden_states))
+        if overwrites and type(self.activation_fn) is GELUActivation:
+            torch.ops.aten.gelu_(wide)
+        else:
+            wide = self.activation_fn(wide)
+        fed = self.fc2(self.activation_dropout(wide))
+        return _sum(self.dropout(fed), hidden_states, overwrites)
+
+
+def may_overwrite(layer: nn.Module) -> bool:
+    """Whether a layer may write over what its parts return: nothing else reads it, as hooks do.
+
+    New arrays take a tenth of the time of a forward pass without gradients (8 pixels, batch 128).
+    """
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    states = [vars(part) for part in layer.modules()]
+    return not any(
+        state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state
+        for state in states
+    )
+
+
+def _sum(states: Tensor, others: Tensor, overwrites: bool) -> Tensor:
+    """Their sum; in place of `states`, if it may be."""
+    is_alike = states.dtype == others.dtype
+    return states.add_(others) if overwrites and is_alike else states + others
 
 
 class VanillaVitEmbedding(nn.Module):

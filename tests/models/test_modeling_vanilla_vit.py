@@ -161,6 +161,26 @@ def test_the_last_layer_computes_one_token_when_only_logits_are_asked_for():
     assert shapes == [(3, 1, 29), (3, 13, 29)]
 
 
+def test_without_gradients_nothing_is_overwritten_that_a_hook_reads():
+    model, images = vit(), torch.randn(110, 3, 15, 20)  # many numbers
+    expected = model(images).logits
+    calls = []
+    with torch.no_grad():
+        assert_close(model(images).logits, expected, **EXACT)
+        layer = model.model.layers[0]
+        parts = (layer.self_attn.out_proj, layer.fc1, layer.fc2)
+        hooks = [part.register_forward_hook(lambda *call: calls.append(call)) for part in parts]
+        assert_close(model(images).logits, expected, **EXACT)
+        for part, (states,), found in calls:
+            assert_close(found, nn.functional.linear(states, part.weight, part.bias), **EXACT)
+        assert len(calls) == 3
+        for hook in hooks:
+            hook.remove()
+        layer.activation_fn.forward = lambda states: calls.append(states) or states.relu()
+        model(images)
+    assert calls[-1].min() < -0.2  # less than any GELU
+
+
 def test_permuting_patches_with_their_positions_changes_nothing():
     model, images = vit(), torch.randn(2, 3, 15, 20)
     before = model(images).logits
