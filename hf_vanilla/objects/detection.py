@@ -191,23 +191,20 @@ def detection_processor(shortest: int, longest: int) -> "DetrImageProcessorPil":
     return DetrImageProcessorPil(size={"shortest_edge": shortest, "longest_edge": longest})
 
 
-def detection_row(
-    image: "Image", objects: ImageObjects, processor: Any, size: tuple[int, int] | None = None
-) -> dict[str, Tensor]:
+def detection_row(image: "Image", objects: ImageObjects, processor: Any) -> dict[str, Tensor]:
     """One row for `DetectionCollator`; pixels equal those of the image processor.
 
     Args:
-        image: in three channels.
+        image: in three channels, after `augmented`.
         objects: of the image, boxes in its pixels; crowds and boxes without area are left out, and
             boxes are cut at the image's border.
         processor: image processor, read for mean and standard deviation.
-        size: height and width to resize to; None: as it is.
 
     Returns:
         `pixel_values` `(3, H, W)`, `labels` `(m,)` int64, `boxes` `(m, 4)` in center form, in
         shares of width and height.
     """
-    pixels = resized_pixels(image, size or (image.height, image.width)).float() / 255
+    pixels = resized_pixels(image, (image.height, image.width)).float() / 255
     whole = np.asarray([image.width, image.height] * 2, dtype=np.float64)
     inside = replace(objects, boxes=objects.boxes.clip(0, whole)).trained_on
     return {

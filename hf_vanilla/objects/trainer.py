@@ -14,7 +14,7 @@ from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 
 from .coco_scores import score_detections
-from .detection import BoxAugmentation, DetectionImages, augmented, detection_row, resized_size
+from .detection import BoxAugmentation, DetectionImages, augmented, detection_row
 from .detector import detected_objects
 
 
@@ -44,12 +44,10 @@ class DetectionRows(Dataset):
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
         """`pixel_values` `(3, H, W)`, `labels` `(m,)` and `boxes` `(m, 4)` of one image."""
-        image, objects = self.images.read(row)
-        if self.changes is None:
-            size = resized_size((image.height, image.width), *self.edges)
-            return detection_row(image, objects, self.processor, size)
-        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        image, objects = augmented(image, objects, self.edges, self.changes, generator)
+        changes, generator = self.changes or BoxAugmentation(), torch.Generator()
+        if self.changes is not None:
+            generator.manual_seed(int(torch.randint(2**62, ())))
+        image, objects = augmented(*self.images.read(row), self.edges, changes, generator)
         return detection_row(image, objects, self.processor)
 
 

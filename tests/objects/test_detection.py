@@ -21,7 +21,6 @@ from hf_vanilla.objects.detection import (
     detection_row,
     mirrored,
     objects_of,
-    resized_size,
     save_coco,
 )
 from hf_vanilla.objects.digit_scenes import digit_scenes
@@ -44,7 +43,8 @@ def test_rows_equal_transformers_image_processor(size):
     }
     theirs = processor(image, annotations=annotation, return_tensors="pt")
     objects = objects_of([2], [[0, 0, 5, 1]])
-    row = detection_row(image, objects, processor, resized_size(size, 64, 96))
+    changed = augmented(image, objects, (64, 96), BoxAugmentation(), torch.Generator())
+    row = detection_row(*changed, processor)
     assert_close(row["pixel_values"], theirs["pixel_values"][0], atol=1e-5, rtol=0)
     assert_close(row["boxes"], theirs["labels"][0]["boxes"], atol=1e-6, rtol=0)
 
@@ -52,10 +52,8 @@ def test_rows_equal_transformers_image_processor(size):
 def test_a_batch_equals_the_padding_of_transformers():
     images, processor = [noise(40, 60), noise(33, 64), noise(64, 20)], detection_processor(64, 96)
     theirs = processor(images, return_tensors="pt")
-    rows = [
-        detection_row(image, objects_of([], []), processor, resized_size(size, 64, 96))
-        for image, size in zip(images, [(40, 60), (33, 64), (64, 20)], strict=True)
-    ]
+    plain = (objects_of([], []), (64, 96), BoxAugmentation(), torch.Generator())
+    rows = [detection_row(*augmented(image, *plain), processor) for image in images]
     ours = DetectionCollator()(rows)
     assert_close(ours["pixel_values"], theirs["pixel_values"], atol=1e-5, rtol=0)
     assert torch.equal(ours["pixel_mask"], theirs["pixel_mask"])
