@@ -61,21 +61,19 @@ def built_in_tracks(name: str, *, agents: int, seed: int) -> TrackTable:
     columns: dict[str, np.ndarray] = {}
     if name == "junctions":
         drawn = junctions(scenes=-(-agents // JUNCTION_CARS), seed=seed)
-        tracks, maps = drawn.tracks.reshape(-1, *drawn.tracks.shape[2:])[:agents], drawn.maps
-        count = tracks.shape[1]
-        columns["kind"] = np.repeat(drawn.kinds.reshape(-1)[:agents], count)
-        columns["size"] = np.repeat(drawn.sizes.reshape(-1, 2)[:agents], count, axis=0)
+        tracks, maps = np.concatenate(drawn.tracks)[:agents], drawn.maps
+        for key, of_scenes in (("kind", drawn.kinds), ("size", drawn.sizes)):
+            columns[key] = np.repeat(np.concatenate(of_scenes)[:agents], JUNCTION_STEPS, axis=0)
     else:
         tracks = _walkers(draw, agents) if name == "walkers" else _forks(draw, agents)
     steps = tracks.shape[1]
     people = {"walkers": PEOPLE, "forks": 1, "junctions": JUNCTION_CARS}[name]
-    scene = np.arange(agents) // people
     rows = Rows(
         source=f"built-in {name}",
         frame=np.tile(np.arange(steps), agents),
         agent=np.repeat(np.arange(agents), steps),
         positions=tracks.reshape(-1, 2),
-        scene=np.repeat(scene, steps),
+        scene=np.repeat(np.arange(agents) // people, steps),
         step_seconds=STEP_SECONDS,
         columns=columns,
     )
@@ -328,11 +326,8 @@ def _right_of(direction: np.ndarray) -> np.ndarray:
 def _in_lane(layout: Layout, arm: np.ndarray, distance: np.ndarray) -> np.ndarray:
     """Points `(S, L, 2)` on the incoming lane, `(S, L)` metres from the edge."""
     out = layout.arm(arm)
-    return (
-        layout.middle
-        + (EDGE + distance[..., None]) * out[:, None]
-        + OFFSET * _right_of(-out)[:, None]
-    )
+    along = (EDGE + distance[..., None]) * out[:, None]
+    return layout.middle + along + OFFSET * _right_of(-out)[:, None]
 
 
 def _maps(
@@ -351,39 +346,33 @@ def _maps(
         seed: of the lights.
     """
     distances = np.array(LANE_DISTANCES) - EDGE
-    lane, boundary = LANE_KINDS.index("lane"), LANE_KINDS.index("boundary")
     count, shape = len(arm), (len(arm), len(distances))
-    lines, is_there, kinds, ends = [], [], [], []
+    lines: list[np.ndarray] = []
     for number in range(4):
-        out = layout.arm(np.full(count, number))
-        coming = _in_lane(layout, np.full(count, number), np.broadcast_to(distances, shape))
+        this_arm = np.full(count, number)
+        out = layout.arm(this_arm)
+        coming = _in_lane(layout, this_arm, np.broadcast_to(distances, shape))
         going = coming[:, ::-1] + 2 * OFFSET * _right_of(out)[:, None]
         side = np.array((-EDGE, 0, EDGE))[None, :, None] * _right_of(out)[:, None]
-        wall = layout.middle + EDGE * out[:, None] + side
-        is_open = layout.closed != number
-        lines += [coming, going, wall]
-        is_there += [is_open, is_open, ~is_open]
-        kinds += [lane, lane, boundary]
-        ends.append(_in_lane(layout, np.full(count, number), np.zeros((count, 1))))
-    points, found, of_line = np.stack(lines, 1), np.stack(is_there, 1), np.array(kinds)
-    lights = np.concatenate(ends, axis=1)  # (S, 4, 2)
+        lines += [coming, going, layout.middle + EDGE * out[:, None] + side]
+    points = np.stack(lines, axis=1)  # (S, 12, 3, 2), three lines for each arm
+    kinds = np.array([LANE_KINDS.index(kind) for kind in ("lane", "lane", "boundary")] * 4)
+    is_open = layout.closed[:, None] != np.arange(4)
+    is_there = np.stack((is_open, is_open, ~is_open), axis=-1).reshape(count, -1)
+    lights = points[:, ::3, -1]  # where the lanes come in, (S, 4, 2)
 
     draw = np.random.default_rng((4, seed))  # a generator of its own, as of kinds and sizes
     has_lights = draw.random(count) < 0.5
     is_after = np.arange(JUNCTION_STEPS) >= draw.integers(0, 5, (count, 1))
     red, yellow, green = (LIGHT_STATES.index(name) for name in ("red", "yellow", "green"))
+    to_red, to_green = np.where(is_after, red, yellow), np.where(is_after, green, red)
     roads = []
-    for scene, there in enumerate(found):
-        is_point = np.ones((there.sum(), shape[1]), bool)
-        road = RoadMap(points[scene][there], is_point, of_line[there])
+    for scene, there in enumerate(is_there):
+        road = RoadMap(points[scene][there], np.ones((there.sum(), shape[1]), bool), kinds[there])
         if has_lights[scene]:
-            arms = np.flatnonzero(np.arange(4) != layout.closed[scene])
+            arms = np.flatnonzero(is_open[scene])
             stops = ((arms - arm[scene]) % 2 == 1) != has_to_stop[scene]
-            states = np.where(
-                stops[:, None],
-                np.where(is_after[scene], red, yellow),
-                np.where(is_after[scene], green, red),
-            )
+            states = np.where(stops[:, None], to_red[scene], to_green[scene])
             road = replace(road, light_points=lights[scene, arms], light_states=states)
         roads.append(road)
     return tuple(roads)
