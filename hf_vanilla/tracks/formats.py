@@ -292,20 +292,13 @@ def read_table(path: Path, columns: Columns) -> Rows:
     )
 
 
-def read_argoverse2(path: Path, _: Columns) -> Rows:
-    """A scenario of Argoverse 2, Parquet, by pyarrow: 10 steps per second, in metres.
-
-    `read_tracks` adds the map beside it.
-    """
-    return read_table(path, ARGOVERSE_COLUMNS)
-
-
 FORMATS: dict[str, Callable[[Path, Columns], Rows]] = {
     "eth_ucy": read_eth_ucy,
     "table": read_table,
     "trajnet": read_trajnet,
     "agentformer": read_agentformer,
-    "argoverse2": read_argoverse2,
+    # a scenario, Parquet, 10 steps per second, in metres; `read_tracks` adds the map beside it
+    "argoverse2": lambda path, _: read_table(path, ARGOVERSE_COLUMNS),
 }
 
 
@@ -340,7 +333,6 @@ def on_plane(positions: np.ndarray, homography: np.ndarray) -> np.ndarray:
 
 
 def _text_rows(path: Path, counts: Sequence[int]) -> list[list[str]]:
-    rows = []
     lines = [text.split() for text in read_lines(path)]
     while lines and not lines[-1]:
         lines.pop()
@@ -350,8 +342,7 @@ def _text_rows(path: Path, counts: Sequence[int]) -> list[list[str]]:
                 f"{path}, line {line}: {len(parts)} columns instead of "
                 f"{' or '.join(map(str, counts))}: give the file's format by --format"
             )
-        rows.append(parts)
-    return rows
+    return lines
 
 
 def _numbers(path: Path, rows: Sequence[Sequence[str]], indices: Sequence[int]) -> list[np.ndarray]:
