@@ -73,7 +73,15 @@ class AgentAwareAttention(VanillaAttention):
         Raises:
             ValueError: `num_agents` does not divide the positions.
         """
-        common_key, own_key, value = self._cached_keys_and_values(key_input, value_input, cache)
+        is_known = isinstance(cache, EncoderDecoderCache) and cache.is_updated.get(self.layer_idx)
+        projected: list[Tensor] = []
+        if not is_known:
+            both = (self.k_proj(key_input), self.own_k_proj(key_input))
+            keys = torch.cat([part.unflatten(-1, (-1, self.head_dim)) for part in both], dim=-1)
+            projected = [keys.flatten(-2), self.v_proj(value_input)]  # (B, S A, 2 D)
+        keys, value = self._keys_and_values(key_input, value_input, cache, projected)
+        # (B, 2 H, S A, K); every other head, because torch multiplies these views without a copy
+        common_key, own_key = keys[:, ::2], keys[:, 1::2]
         for name, length in {"queries": query_input.shape[1], "keys": value.shape[2]}.items():
             if num_agents < 1 or length % num_agents:
                 raise ValueError(
@@ -92,20 +100,6 @@ class AgentAwareAttention(VanillaAttention):
         weights = nn.functional.dropout(weights, self.config.attention_dropout, self.training)
         attended = (weights @ value).transpose(1, 2).flatten(2)  # (B, N T A, D)
         return self.out_proj(attended).view(query_input.shape), weights
-
-    def _cached_keys_and_values(
-        self, key_input: Tensor, value_input: Tensor, cache: Cache | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Common keys, own keys and values, each `(B, H, S A, K)`."""
-        is_known = isinstance(cache, EncoderDecoderCache) and cache.is_updated.get(self.layer_idx)
-        projected: list[Tensor] = []
-        if not is_known:
-            both = (self.k_proj(key_input), self.own_k_proj(key_input))
-            keys = torch.cat([part.unflatten(-1, (-1, self.head_dim)) for part in both], dim=-1)
-            projected = [keys.flatten(-2), self.v_proj(value_input)]  # (B, S A, 2 D)
-        keys, value = self._keys_and_values(key_input, value_input, cache, projected)
-        # (B, 2 H, S A, K); every other head, because torch multiplies these views without a copy
-        return keys[:, ::2], keys[:, 1::2], value
 
 
 def with_own_scores(scores: Tensor, query: Tensor, key: Tensor, num_agents: int) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -246,10 +247,15 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         with torch.no_grad():
             decoded = decode_samples(self, past, context, both)
         output = scene_output(self.config, past, decoded[:, 1:])
-        if torch.is_grad_enabled():
-            decoded = self._needed_futures(past, context, both, decoded, truth)
-        rebuilt, futures = decoded[:, :1], decoded[:, 1:]
         config = self.config
+        if torch.is_grad_enabled():
+            # only the closest samples have a gradient: of 20 samples of three agents, three at most
+            needed = truth.needed_samples(decoded[:, 1:], together=config.joint_weight > 0)
+            needed = pad(1 + needed, (1, 0))  # (B, 1 + M): that of the posterior, 0, comes first
+            scenes = torch.arange(len(needed), device=needed.device).unsqueeze(1)
+            latents, decoded = both[scenes, needed], decoded[scenes, needed]
+            decoded = self.future_decoder.one_pass(past, context, latents, decoded)
+        rebuilt, futures = decoded[:, :1], decoded[:, 1:]
         reconstruction, closest = truth.closest(rebuilt), truth.closest(futures)
         divergence = truth.divergence(posterior.divergence(prior), config.divergence_floor)
         loss = (
@@ -262,22 +268,6 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         output.loss, output.sample_loss = loss, closest
         output.reconstruction_loss, output.divergence = reconstruction, divergence
         return output
-
-    def _needed_futures(
-        self, past: Observed, context: Tensor, latents: Tensor, futures: Tensor, truth: JointErrors
-    ) -> Tensor:
-        """With gradient, the first sample and those of the others that the loss depends on.
-
-        Only the closest samples have a gradient: of 20 samples in a scene of three agents, three at
-        most.
-        """
-        together = self.config.joint_weight > 0
-        needed = 1 + truth.needed_samples(futures[:, 1:], together=together)
-        needed = torch.cat((torch.zeros_like(needed[:, :1]), needed), dim=1)  # (B, 1 + M)
-        scenes = torch.arange(len(needed), device=needed.device).unsqueeze(1)
-        return self.future_decoder.one_pass(
-            past, context, latents[scenes, needed], futures[scenes, needed]
-        )
 
     def _noise(self, mean: Tensor, noise: Tensor | None) -> Tensor:
         """Standard normal draws `(B, A, K, Z)`."""
