@@ -107,6 +107,17 @@ def checked_scenes(  # noqa: PLR0913 - the inputs of every model of this family
             an agent to forecast is not observed at the last step, a polyline has one point, a map
             is far from all agents, or the model does not read what is given.
     """
+    for name, values, field in (
+        ("agent_kinds", agent_kinds, "num_agent_kinds"),
+        ("agent_sizes", agent_sizes, "reads_sizes"),
+        ("light_values", light_values, "num_light_states"),
+        ("light_states", light_states, "num_light_states"),
+    ):
+        if values is not None and not getattr(config, field):
+            raise ValueError(
+                f"{name} is given, but the model has {field}={getattr(config, field)}: leave it "
+                "out, or train a model that reads it"
+            )
     past, is_observed, _, is_focal = observed_agents(
         config, past_values, past_observed_mask, agent_mask=agent_mask, focal_mask=focal_mask
     )
@@ -122,15 +133,6 @@ def _agent_attributes(
 ) -> tuple[Tensor, Tensor | None]:
     """Checked kinds and sizes; without any, all are unknown."""
     shape = tuple(past.shape[:2])
-    for name, values, field in (
-        ("agent_kinds", kinds, "num_agent_kinds"),
-        ("agent_sizes", sizes, "reads_sizes"),
-    ):
-        if values is not None and not getattr(config, field):
-            raise ValueError(
-                f"{name} is given, but the model has {field}={getattr(config, field)}: leave it "
-                "out, or train a model that reads it"
-            )
     kinds = past.new_zeros(shape, dtype=torch.long) if kinds is None else kinds
     _check_shape("agent_kinds", kinds, shape)
     if config.num_agent_kinds:
@@ -152,11 +154,6 @@ def _lights(
     """Checked lights; without any, one that is padding, so that no encoder has no token."""
     scenes, steps = past.shape[0], past.shape[2]
     if not config.num_light_states:
-        if values is not None or states is not None:
-            raise ValueError(
-                "light_values or light_states is given, but the model has num_light_states=0: "
-                "leave both out, or train a model that reads them"
-            )
         return None
     if (values is None and states is None) or (values is not None and values.shape[1:2] == (0,)):
         return Lights(past.new_zeros(scenes, 1, 2), past.new_zeros(scenes, 1, steps).long())

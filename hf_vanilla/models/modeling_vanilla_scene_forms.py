@@ -113,9 +113,8 @@ class VanillaForNeighborTrajectoryPrediction(VanillaScenePreTrainedModel):
         states, is_real = torch.cat((node, steps), dim=1), torch.cat((is_node, is_real), dim=1)
         for layer in self.encoder_layers:
             states = layer(states, key_mask(is_real))
-        return self.head(
-            read_by_seeds(self.layers, self.seeds.weight, states, is_real), rows.velocity
-        )
+        futures = read_by_seeds(self.layers, self.seeds.weight, states, is_real)
+        return self.head(futures, rows.velocity)
 
     def _neighbors(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """Rows `(R, k)` of the neighbors, their last features `(R, k, 4)`, and which are seen."""

@@ -120,17 +120,14 @@ def read_rows(
         for seen in (agent.unsqueeze(1), numbers)
     )
     others = others._replace(is_real=others.is_real & is_other.unsqueeze(-1))
-    lanes, lights = scenes.lanes, scenes.lights
-    points = _entered(axes, lanes.points[scene])
-    pieces = _of_lanes(config, points, lanes.is_point[scene], lanes.kinds[scene])
-    lanes_seen = _nearest(pieces, config.max_lanes)
+    pieces = _of_lanes(config, axes, *(part[scene] for part in scenes.lanes))
+    lanes, lights = _nearest(pieces, config.max_lanes), None
+    if scenes.lights is not None:
+        lights = _of_lights(config, axes, *(part[scene] for part in scenes.lights))
     velocity = last_known(velocities, is_known)
     shape = (scenes.past.shape[0], scenes.past.shape[1])
     is_focal = scenes.is_focal[scene, agent]
-    lights_seen = None
-    if lights is not None:
-        lights_seen = _of_lights(config, axes, lights.points[scene], lights.states[scene])
-    return Rows(scene, agent, shape, axes, velocity, own, others, lanes_seen, lights_seen, is_focal)
+    return Rows(scene, agent, shape, axes, velocity, own, others, lanes, lights, is_focal)
 
 
 def _rows(is_focal: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,8 +200,11 @@ def _of_agents(
     return Seen(features, is_observed, scenes.kinds[place], place[1])
 
 
-def _of_lanes(config: VanillaSceneConfig, points: Tensor, is_point: Tensor, kinds: Tensor) -> Seen:
+def _of_lanes(
+    config: VanillaSceneConfig, axes: AgentAxes, points: Tensor, is_point: Tensor, kinds: Tensor
+) -> Seen:
     """Pieces of polylines: middle and direction of each, `(R, P, S - 1, 4)`."""
+    points = _entered(axes, points)
     is_real = is_point[..., 1:] & is_point[..., :-1]
     middle = (points[:, :, 1:] + points[:, :, :-1]) / 2
     features = torch.cat((middle, points.diff(dim=2)), dim=-1) / reach(config)

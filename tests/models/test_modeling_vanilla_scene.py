@@ -478,7 +478,7 @@ def test_a_step_has_the_size_of_its_agent_in_units_of_positions():
             "agent_kinds has 1 to 2: give numbers below",
         ),
         (READS_BOTH, kinds_and_sizes(agents=3), r"agent_kinds has shape \(2, 3\): give \(2, 4\)"),
-        ({}, lights(), "light_values or light_states is given, but .* num_light_states=0"),
+        ({}, lights(), "light_values is given, but the model has num_light_states=0"),
         ({"num_light_states": 3}, lights(), "light_states has 1 to 3: give numbers below"),
         ({"num_light_states": 4}, lights(count=1), r"\(1, 3, 2\) and \(1, 3, 5\): give \(2, li"),
         (
