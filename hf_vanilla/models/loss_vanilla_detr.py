@@ -82,9 +82,8 @@ def matching_cost(
 ) -> Tensor:
     """Cost of giving each object to each query, `(N, B, Q, M)`; arguments as of `match`."""
     probabilities = at_least_float32(logits).softmax(dim=-1)
-    classes = targets.labels.clamp(min=0)[None, :, None].expand(
-        *logits.shape[:3], -1
-    )  # (N, B, Q, M)
+    classes = targets.labels.clamp(min=0)[None, :, None]
+    classes = classes.expand(*logits.shape[:3], -1)  # (N, B, Q, M)
     predicted = at_least_float32(boxes).unsqueeze(3)  # (N, B, Q, 1, 4)
     wanted = targets.boxes.float()[None, :, None]  # (1, B, 1, M, 4)
     corners = center_to_corners_format(predicted), center_to_corners_format(wanted)
@@ -213,14 +212,11 @@ def detection_loss(
     weight = objects + config.eos_coefficient * (queries * num_images - objects)
     label = of_queries.view(layers, -1).sum(dim=1) / weight.clamp(min=1e-9)  # 0: nothing counts
 
-    predicted, wanted = (
-        at_least_float32(boxes[layer, image, query]),
-        target_boxes[image, slot].float(),
-    )
+    predicted = at_least_float32(boxes[layer, image, query])
+    wanted = target_boxes[image, slot].float()
     distances = (predicted - wanted).abs().sum(dim=-1)
-    overlaps = 1 - generalized_iou(
-        center_to_corners_format(predicted), center_to_corners_format(wanted)
-    )
+    corners = center_to_corners_format(predicted), center_to_corners_format(wanted)
+    overlaps = 1 - generalized_iou(*corners)
     nothing = distances.new_zeros(layers)
     distance = nothing.index_add(0, layer, distances) / objects.clamp(min=1)
     overlap = nothing.index_add(0, layer, overlaps) / objects.clamp(min=1)
