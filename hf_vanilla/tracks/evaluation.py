@@ -126,7 +126,7 @@ def windows_to_score(
     if not len(windows):
         raise ValueError(f"{options.dataset} has no window of two agents: leave out with_company")
     known = {name: getattr(options, name) for name in ("stride", "with_company", "allow_missing")}
-    return windows, Protocol.of(windows, data, **known)
+    return windows, Protocol(windows=windows, data=data, **known)
 
 
 def score_windows(

@@ -330,11 +330,7 @@ class Protocol:
 
     Attributes:
         data: name of the data and of its split.
-        observed: steps T.
-        predicted: steps P.
-        step_seconds: time of a step.
-        unit: of distances.
-        windows: number of windows.
+        windows: that were scored.
         stride: steps from one window to the next.
         with_company: only scenes with two or more agents (Social-GAN's rule).
         allow_missing: windows may miss steps, which count nothing.
@@ -342,37 +338,21 @@ class Protocol:
     """
 
     data: str
-    observed: int
-    predicted: int
-    step_seconds: float
-    unit: str
-    windows: int
+    windows: Windows
     stride: int = 1
     with_company: bool = False
     allow_missing: bool = False
     seed: str = ""
 
-    @classmethod
-    def of(cls, windows: Windows, data: str, **known: Any) -> "Protocol":
-        """The protocol of windows of these data; `known` are further attributes."""
-        return cls(
-            data=data,
-            observed=windows.observed,
-            predicted=windows.predicted,
-            step_seconds=windows.table.step_seconds,
-            unit=windows.table.unit,
-            windows=len(windows),
-            **known,
-        )
-
     def line(self, modes: int = 1, *, single: str = "top-scored track") -> str:
         """The protocol of a score over so many modes; `single` says which one, if it is one."""
         cut = "per scene of two or more" if self.with_company else "per agent"
         masked = ", missing steps masked" if self.allow_missing else ""
+        windows, seconds = self.windows, self.windows.table.step_seconds
         parts = [
             self.data,
-            f"{self.observed} -> {self.predicted} steps of {self.step_seconds:g} s",
-            f"{cut}, stride {self.stride}, {self.windows:,} windows{masked}",
+            f"{windows.observed} -> {windows.predicted} steps of {seconds:g} s",
+            f"{cut}, stride {self.stride}, {len(windows):,} windows{masked}",
             f"best of {modes} per agent, ADE and FDE separately" if modes > 1 else single,
         ]
         return " | ".join([*parts, f"seed {self.seed}"] if self.seed else parts)
@@ -398,7 +378,8 @@ class TrackScores:
         if name in _SHARES:
             shown = f"{100 * value:.2f} %"
         else:
-            shown = f"{value:.3f} {'nats' if name in _NATS else self.protocol.unit}"
+            unit = "nats" if name in _NATS else self.protocol.windows.table.unit
+            shown = f"{value:.3f} {unit}"
         compared = self._compared(name, modes)
         line = self.protocol.line(single=compared) if compared else self.protocol.line(modes)
         return f"{name} {shown} | {line}"

@@ -261,7 +261,7 @@ class TrackTask(RowTask):
         if options.left_out and options.validation is None:
             data = f"ETH/UCY without {options.test_scene}, validation cut"
         known = {"allow_missing": options.allow_missing, "seed": str(self.recipe.train.seed)}
-        protocol = Protocol.of(self.validation, data, **known)
+        protocol = Protocol(windows=self.validation, data=data, **known)
         return Validation(values | others, TrackScores(means, protocol))
 
     def describe_training(self) -> str:

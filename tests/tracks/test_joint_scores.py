@@ -1,5 +1,7 @@
 """Joint scores by hand; layouts and batches of scenes."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +9,10 @@ from torch.testing import assert_close
 
 from hf_vanilla.tracks.layout import SceneLayout, Surroundings, scene_batches, scene_inputs
 from hf_vanilla.tracks.scores import JointSums, Protocol, TrackScores, TrackSums, close_pairs
+from hf_vanilla.tracks.windows import Windows
 
-PROTOCOL = Protocol(
-    data="walks", observed=8, predicted=12, step_seconds=0.4, unit="m", windows=4, seed="0"
-)
+WINDOWS = Windows(SimpleNamespace(step_seconds=0.4, unit="m"), 8, 12, np.zeros(4))
+PROTOCOL = Protocol(data="walks", windows=WINDOWS, seed="0")
 # four agents, two modes, two steps; the truth is 0; agents 0, 2 and 3 are together, 1 is alone
 X = torch.tensor(
     [

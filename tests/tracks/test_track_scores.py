@@ -1,6 +1,7 @@
 """Scores by hand, and models without weights."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hf_vanilla.tracks.scores import (
     expected_distances,
     kernel_density_nats,
 )
+from hf_vanilla.tracks.windows import Windows
 
 # three windows, two modes, two steps; the truth stays at 0; the second mode is the more probable
 TRACKS = torch.tensor(
@@ -29,9 +31,8 @@ TRACKS = torch.tensor(
 LOGITS = torch.tensor([[0.0, math.log(3)]] * 3)
 TRUTH = torch.zeros(3, 2, 2)
 KNOWN = torch.tensor([[True, True], [True, True], [True, False]])
-PROTOCOL = Protocol(
-    data="walks", observed=8, predicted=12, step_seconds=0.4, unit="m", windows=1197, seed="0"
-)
+WINDOWS = Windows(SimpleNamespace(step_seconds=0.4, unit="m"), 8, 12, np.zeros(1197))
+PROTOCOL = Protocol(data="walks", windows=WINDOWS, seed="0")
 
 
 def test_errors_of_three_windows_by_hand():
