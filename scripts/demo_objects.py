@@ -22,7 +22,7 @@ def demo(recipe: Recipe) -> None:
     scenes = digit_scenes(split="second_half", seed=SEED)
     print(f"\n{score_detector(detector, scenes.images(SCENES))}")
 
-    images = [scenes.scene(number)[0] for number in range(DRAWN)]
+    images = [scenes.read(number)[0] for number in range(DRAWN)]
     found = [entry.above(0.5) for entry in detector.detect(images)]
     drawn = [
         drawn_objects(image, entry, detector.label_names)

@@ -122,19 +122,6 @@ class DetectionImages:
         """An image and its objects."""
         return self.open(row), self.objects[row]
 
-    def require_files(self) -> None:
-        """Refuse annotations of images that do not exist.
-
-        Raises:
-            FileNotFoundError: there are such; the message counts them.
-        """
-        missing = [path for path in self.files if not path.is_file()]
-        if missing:
-            raise FileNotFoundError(
-                f"{missing[0]}: no such file; {self.origin} names {len(missing):,} images that do "
-                "not exist: correct file_name, or give the folder of the images"
-            )
-
     @property
     def fingerprint(self) -> str:
         """Changes with names, sizes, labels, boxes and classes."""

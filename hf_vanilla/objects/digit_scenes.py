@@ -5,7 +5,6 @@ noise. Scene number i is a function of seed and i alone.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -47,7 +46,7 @@ class DigitScenes:
         """That of the first scene."""
         return self.images(1).fingerprint
 
-    def scene(self, number: int) -> "tuple[Image, ImageObjects]":
+    def read(self, number: int) -> "tuple[Image, ImageObjects]":
         """Scene `number`: an RGB image, and its digits with square boxes in pixels."""
         from PIL import Image
 
@@ -71,7 +70,9 @@ class DigitScenes:
         grey = np.rint(255 * values.clip(0, 1)).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB"), objects_of(labels, boxes)
 
-    read = scene
+    def open(self, number: int) -> "Image":
+        """The image of scene `number`."""
+        return self.read(number)[0]
 
     def images(self, count: int) -> DetectionImages:
         """The first `count` scenes as a data set.
@@ -83,11 +84,11 @@ class DigitScenes:
             raise ValueError(f"{count} digit scenes: give a positive number")
         numbers = range(count)
         return DetectionImages(
-            objects=[self.scene(number)[1] for number in numbers],
+            objects=[self.read(number)[1] for number in numbers],
             sizes=np.full((count, 2), SCENE_SIZE),
             label_names=self.label_names,
             names=[f"{DIGIT_SCENES}[{number}]" for number in numbers],
-            open=partial(_scene_image, self),
+            open=self.open,
             origin=DIGIT_SCENES,
         )
 
@@ -138,7 +139,3 @@ def _free_corner(
         ):
             return left, top
     return None
-
-
-def _scene_image(scenes: DigitScenes, number: int) -> "Image":
-    return scenes.scene(number)[0]

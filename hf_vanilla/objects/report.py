@@ -141,7 +141,12 @@ def check_files(images: DetectionImages) -> None:
         FileNotFoundError: images do not exist.
         ValueError: others are unreadable or have another size than their annotations.
     """
-    images.require_files()
+    missing = [path for path in images.files if not path.is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{missing[0]}: no such file; {images.origin} names {len(missing):,} images that do "
+            "not exist: correct file_name, or give the folder of the images"
+        )
     for names, fault in file_faults(images):
         if names:
             raise ValueError(

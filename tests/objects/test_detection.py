@@ -368,13 +368,13 @@ def test_sizes_in_columns_of_the_hub_are_compared_with_the_images(monkeypatch):
 
 def test_digit_scenes_follow_from_seed_and_number_and_do_not_overlap():
     scenes = digit_scenes(seed=5)
-    image, objects = pickle.loads(pickle.dumps(scenes)).scene(3)
-    assert image.tobytes() == scenes.scene(3)[0].tobytes()
-    assert image.tobytes() != scenes.scene(4)[0].tobytes()
-    assert image.tobytes() != digit_scenes(seed=6).scene(3)[0].tobytes()
+    image, objects = pickle.loads(pickle.dumps(scenes)).read(3)
+    assert image.tobytes() == scenes.read(3)[0].tobytes()
+    assert image.tobytes() != scenes.read(4)[0].tobytes()
+    assert image.tobytes() != digit_scenes(seed=6).read(3)[0].tobytes()
     counts = set()
     for number in range(60):
-        _, objects = scenes.scene(number)
+        _, objects = scenes.read(number)
         counts.add(len(objects))
         covered = np.zeros((64, 64), dtype=int)
         for left, top, right, bottom in objects.boxes.astype(int).tolist():

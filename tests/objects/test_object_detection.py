@@ -81,7 +81,7 @@ def test_a_short_training_learns_and_leaves_a_folder_for_the_auto_classes(tmp_pa
     )
     processor = AutoImageProcessor.from_pretrained(folder)
     assert dict(processor.size) == {"shortest_edge": 64, "longest_edge": 64}
-    image, _ = digit_scenes(seed=1).scene(0)
+    image, _ = digit_scenes(seed=1).read(0)
     found = pipeline("object-detection", model=str(folder))(image, threshold=0.0)
     assert {entry["label"] for entry in found} <= set("0123456789")
     assert "COCO AP" in (folder / "README.md").read_text()
