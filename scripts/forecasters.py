@@ -35,7 +35,7 @@ from hf_vanilla.tracks.evaluation import (
     EvaluateTracksOptions,
     score_windows,
     scored_table,
-    windows_to_score,
+    scoring_protocol,
 )
 from hf_vanilla.tracks.forecaster import load_forecaster, predict
 from hf_vanilla.tracks.layout import Surroundings, scene_batches
@@ -282,14 +282,12 @@ def measured(model_name: str, data: str, options: TableOptions) -> dict[str, Any
 
 
 def _scores(model: Any, dataset: str, scene: str | None) -> tuple[dict[str, float], Windows]:
-    windows, protocol, asked = _test_windows(dataset, scene)
-    return score_windows(model, windows, protocol, asked).values, windows
+    protocol, asked = _test_windows(dataset, scene)
+    return score_windows(model, protocol, asked).values, protocol.windows
 
 
 @cache
-def _test_windows(
-    dataset: str, scene: str | None
-) -> tuple[Windows, Protocol, EvaluateTracksOptions]:
+def _test_windows(dataset: str, scene: str | None) -> tuple[Protocol, EvaluateTracksOptions]:
     """The windows to score, the same for all models: 8 observed and 12 predicted steps."""
     asked = EvaluateTracksOptions(
         model="constant_velocity",
@@ -300,7 +298,7 @@ def _test_windows(
     )
     scenes, name = scored_table(asked)
     config = load_forecaster(asked.model, device="cpu").config
-    return *windows_to_score(scenes, asked, data=name, config=config), asked
+    return scoring_protocol(scenes, asked, data=name, config=config), asked
 
 
 def cpu_seconds(model: Any, windows: Windows) -> float:

@@ -23,7 +23,7 @@ from .scores import (
     collision_share,
 )
 from .table import TrackTable, resample
-from .windows import Windows, cut_windows
+from .windows import cut_windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,8 @@ def evaluate_tracks(options: EvaluateTracksOptions) -> TrackScores:
     )
     config = model.config
     check_rate(table, config, options.dataset)
-    windows, protocol = windows_to_score(table, options, data=data, config=config)
-    return score_windows(model, windows, protocol, options)
+    protocol = scoring_protocol(table, options, data=data, config=config)
+    return score_windows(model, protocol, options)
 
 
 def scored_table(options: EvaluateTracksOptions) -> tuple[TrackTable, str]:
@@ -94,10 +94,10 @@ def scored_table(options: EvaluateTracksOptions) -> tuple[TrackTable, str]:
     return resample(table, options.step_seconds), f"ETH/UCY leave-one-out, {options.test_scene}"
 
 
-def windows_to_score(
+def scoring_protocol(
     table: TrackTable, options: EvaluateTracksOptions, *, data: str, config: Any
-) -> tuple[Windows, Protocol]:
-    """The windows of a command line and their protocol.
+) -> Protocol:
+    """The windows of a command line, with their protocol.
 
     Args:
         table: of `scored_table`.
@@ -126,13 +126,12 @@ def windows_to_score(
     if not len(windows):
         raise ValueError(f"{options.dataset} has no window of two agents: leave out with_company")
     known = {name: getattr(options, name) for name in ("stride", "with_company", "allow_missing")}
-    return windows, Protocol(windows=windows, data=data, **known)
+    return Protocol(windows=windows, data=data, **known)
 
 
-def score_windows(
-    model: Any, windows: Windows, protocol: Protocol, options: EvaluateTracksOptions
-) -> TrackScores:
-    """All scores of a model on windows."""
+def score_windows(model: Any, protocol: Protocol, options: EvaluateTracksOptions) -> TrackScores:
+    """All scores of a model on the windows of a protocol."""
+    windows = protocol.windows
     sums = TrackSums.of(model, miss_distance=options.miss_distance)
     together = JointSums(sums.modes, collision_distance=options.collision_distance)
     groups = windows.groups
