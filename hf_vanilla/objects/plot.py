@@ -83,15 +83,14 @@ def plot_objects(options: PlotObjectsOptions) -> Path:
     if options.kind == "places":
         save_places(detector, options.image, path)
         return path
-    image = open_image(options.image)
+    image, names = open_image(options.image), detector.label_names
     attention = object_attention(detector, image)
     if options.kind == "encoder":
         save_encoder_attention(image, attention, options.points, path)
     elif options.kind == "queries":
-        names = detector.label_names
         save_query_attention(image, attention, names, path, threshold=options.threshold)
     else:
-        found, names = attention.found.above(options.threshold), detector.label_names
+        found = attention.found.above(options.threshold)
         parts = zip(found.labels, found.scores, found.boxes.tolist(), strict=True)
         with saved_panels(path, 1, inches=4.0) as (panel,):
             show_image(panel, image)

@@ -30,7 +30,7 @@ from .windows import pasts_of_rows
 
 SIZE = (6.4, 6.0)  # inches
 GIF = ".gif"
-GIF_SECONDS = 0.4  # a frame is shown
+GIF_FRAMES: dict[str, Any] = {"save_all": True, "duration": 400, "loop": 0}  # milliseconds
 ATTENTION_WIDTH = 16  # points, of a line with attention weight 1
 LANE_STYLES = {"lane": "-", "crossing": ":", "boundary": "--"}
 
@@ -241,14 +241,7 @@ def save_walk(
             figure.canvas.draw()
             images.append(Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB"))
     with whole_file(path) as unfinished:
-        images[0].save(
-            unfinished,
-            format="GIF",
-            save_all=True,
-            append_images=images[1:],
-            duration=round(1000 * GIF_SECONDS),
-            loop=0,
-        )
+        images[0].save(unfinished, format="GIF", append_images=images[1:], **GIF_FRAMES)
 
 
 def _to_pixels(options: PlotTracksOptions) -> np.ndarray:
