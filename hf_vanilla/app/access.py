@@ -4,23 +4,16 @@ import asyncio
 import base64
 import hmac
 import ipaddress
-from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY_SECONDS = 30.0  # in which a client has to send its request
-ALLOWED = {
-    "access-control-allow-methods": "GET, POST",
-    "access-control-allow-headers": "content-type, authorization",
-    "vary": "origin",
-}
 
 
 @dataclass(frozen=True)
@@ -101,28 +94,19 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        host, origin = headers.get("host", ""), headers.get("origin")
-        try:
-            self._access.check_names(host, origin)
-            if origin is not None and origin == self._access.origin:
-                send = _with_headers(send, {"access-control-allow-origin": origin, **ALLOWED})
-                if scope["method"] == "OPTIONS":
-                    await Response(status_code=204)(scope, receive, send)
-                    return
-            if int(headers.get("content-length") or 0) > self._access.most_bytes:
-                raise self._too_large()
-        except (HTTPException, ValueError) as error:  # urlsplit: a name such as "["
-            await self._refused(error)(scope, receive, send)
-            return
-        await self._app(scope, self._limited(receive), send)
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            try:
+                self._access.check_names(headers.get("host", ""), headers.get("origin"))
+                receive = self._limited(receive, int(headers.get("content-length") or 0))
+            except (HTTPException, ValueError) as error:  # urlsplit: a name such as "["
+                await self._refused(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
-    def _limited(self, receive: Receive) -> Receive:
-        """The body, if it is small enough and comes soon."""
-        size, is_whole = 0, False
+    def _limited(self, receive: Receive, announced: int) -> Receive:
+        """The body, of so many announced bytes, if it is small enough and comes soon."""
+        most, size, is_whole = self._access.most_bytes, 0, False
         end = asyncio.get_running_loop().time() + BODY_SECONDS
 
         async def limited() -> Message:
@@ -136,21 +120,9 @@ class Guard:
                 raise HTTPException(408, "The request did not arrive in time.") from None
             size += len(message.get("body", b""))
             is_whole = not message.get("more_body", False)
-            if size > self._access.most_bytes:
-                raise self._too_large()
+            if max(size, announced) > most:
+                limit = f"{most / 2**20:g} MiB"
+                raise HTTPException(413, f"A request has at most {limit}: send less at a time.")
             return message
 
         return limited
-
-    def _too_large(self) -> HTTPException:
-        limit = self._access.most_bytes / 2**20
-        return HTTPException(413, f"A request has at most {limit:g} MiB: send less at a time.")
-
-
-def _with_headers(send: Send, headers: dict[str, str]) -> Send:
-    async def sent(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            MutableHeaders(scope=message).update(headers)
-        await send(message)
-
-    return sent

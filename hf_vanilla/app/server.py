@@ -19,6 +19,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -149,7 +150,15 @@ def application(served: Served, worker: Worker, access: Access) -> Starlette:
                 for name, text in served.files.items()
             ),
         ],
-        middleware=[Middleware(Guard, access=access, refused=error_answer)],
+        middleware=[
+            Middleware(Guard, access=access, refused=error_answer),
+            Middleware(
+                CORSMiddleware,
+                allow_origins=[access.origin] if access.origin else [],
+                allow_methods=["GET", "POST"],
+                allow_headers=["authorization"],
+            ),
+        ],
         exception_handlers=dict.fromkeys(
             (HTTPException, Exception), lambda _, error: error_answer(error)
         ),
