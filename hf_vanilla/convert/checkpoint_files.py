@@ -109,9 +109,7 @@ def settings_of_type(
     return settings
 
 
-def load_encoder_decoder(
-    name: str,
-) -> tuple[Any, PreTrainedTokenizerBase]:
+def load_encoder_decoder(name: str) -> tuple[Any, PreTrainedTokenizerBase]:
     """A translator of ours that can be converted, on the CPU, and its tokenizer.
 
     Raises:

@@ -19,13 +19,7 @@ from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer
 from hf_vanilla.options import Options, option
 from hf_vanilla.text.generation_fields import KINDS, check_fields
 
-from .checkpoint_files import (
-    local_folder,
-    pieces_by_id,
-    read_json,
-    read_weights,
-    settings_of_type,
-)
+from .checkpoint_files import local_folder, pieces_by_id, read_json, read_weights, settings_of_type
 from .fairseq_settings import IDS, SIDES, SIZES, config_values, names_of
 from .fairseq_tokenizer import SPECIAL_TOKENS, tokenizer_of_merges
 from .weight_names import is_sinusoidal, load_renamed, rename_to_ours
