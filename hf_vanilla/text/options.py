@@ -189,8 +189,7 @@ class TranslationDataOptions(PairOptions):
     @property
     def named_files(self) -> list[str]:
         """Files of sentences to train and validate on."""
-        files = *self.train_files, self.validation_source, self.validation_target
-        return [file for file in files if file is not None]
+        return [*self.train_files, *self.validation_files]
 
     def check_with(self, train: TrainRecipe) -> None:
         """Compare with the shared options.
