@@ -7,6 +7,7 @@ about a visitor is stored.
 
 import copy
 import time
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from .decoding import doubt
 from .loading import demo_model_facts, output_size
 from .page_answer import answer_of_attention, answer_of_search, rounded
 from .page_search import MAX_BEAMS, MAX_NEW_TOKENS, MAX_SECONDS, read_search
-from .served_models import ServedModel, ServedModels, errors_of
+from .served_models import ServedModel, errors_of, served_model
 from .static_page import knowledge
 
 MAX_TOKENS = 512  # of a sentence
@@ -44,8 +45,9 @@ class TextPage:
         self.model = models[0]
         self.names = {public_name(name): name for name in models}  # visitors never see a folder
         self.models_folder = models_folder
-        self.models = ServedModels(len(models) + 1, dtype)
-        decoding = self.models.load(self.model).model.generation_config
+        # the least recently used model is dropped
+        self.served = lru_cache(len(models) + 1)(partial(served_model, dtype=dtype))
+        decoding = self.served(self.model).model.generation_config
         self.beams = min(decoding.num_beams or 1, MAX_BEAMS)
 
     def start(self, _: Any = None) -> dict[str, Any]:
@@ -65,7 +67,7 @@ class TextPage:
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """`about`: one line about the model that a visitor named."""
         name = self._name(request)
-        return {"about": f"{knowledge(name)}. {self.models.load(name).description}"}
+        return {"about": f"{knowledge(name)}. {self.served(name).description}"}
 
     def translate(self, request: dict[str, Any]) -> dict[str, Any]:
         """Translate the `text` with so many `beams`; show the attention of the best translation.
@@ -145,7 +147,7 @@ class TextPage:
         sentence = " ".join(valid.splitlines())
         if not sentence.strip():
             raise ValueError("There is no text: type a sentence.")
-        served = self.models.load(name)
+        served = self.served(name)
         limit = min(MAX_TOKENS, served.tokenizer.model_max_length)
         length = len(served.tokenizer(sentence, verbose=False).input_ids)
         if length > limit:

@@ -7,7 +7,7 @@ thread computes or loads meanwhile goes wrong: one thread at a time may use them
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -51,37 +51,30 @@ class ServedModel:
             return Aligner(self.model, self.tokenizer, saved_head(self.name))
 
 
-class ServedModels:
-    """Models by name, loaded at first use and cached.
+def served_model(name: str, dtype: str | None = None) -> ServedModel:
+    """Load a model.
 
     Args:
-        size: of the cache; the least recently used model is dropped.
-        dtype: numbers of the models, as for `Translator`.
+        name: folder or Hub id.
+        dtype: its numbers, as for `Translator`.
 
-    Attributes:
-        load: the `ServedModel` of a folder or Hub id; a ValueError says that none is named, or that
-            it cannot be used.
+    Raises:
+        ValueError: no name is given, or the model cannot be used.
     """
-
-    def __init__(self, size: int = 2, dtype: str | None = None) -> None:
-        self._dtype = dtype
-        self.load = lru_cache(size)(self._load)
-
-    def _load(self, name: str) -> ServedModel:
-        if not name.strip():
-            raise ValueError("No model is named: give a model folder or a Hub id.")
-        with errors_of(name, "This model cannot be used."):
-            model, tokenizer = load_translator(name, dtype=self._dtype)
-            config = model.config
-            description = f"{model.num_parameters() / 1e6:.1f} million parameters"
-            if hasattr(config, "encoder_layers"):  # T5 has other names for its layers
-                description += (
-                    f", {config.encoder_layers} + {config.decoder_layers} layers, "
-                    f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads"
-                )
-            pack(model)
-            return_freed_memory()
-            return ServedModel(name, model, tokenizer, description, fragment_ids(tokenizer))
+    if not name.strip():
+        raise ValueError("No model is named: give a model folder or a Hub id.")
+    with errors_of(name, "This model cannot be used."):
+        model, tokenizer = load_translator(name, dtype=dtype)
+        config = model.config
+        description = f"{model.num_parameters() / 1e6:.1f} million parameters"
+        if hasattr(config, "encoder_layers"):  # T5 has other names for its layers
+            description += (
+                f", {config.encoder_layers} + {config.decoder_layers} layers, "
+                f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads"
+            )
+        pack(model)
+        return_freed_memory()
+        return ServedModel(name, model, tokenizer, description, fragment_ids(tokenizer))
 
 
 @contextmanager

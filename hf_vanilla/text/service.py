@@ -9,7 +9,7 @@ import asyncio
 import copy
 import math
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from typing import Any
@@ -24,7 +24,7 @@ from .markup import ATTRIBUTES, Markup, take_out
 from .n_best import Hypothesis
 from .page import MAX_TOKENS, TextPage
 from .page_search import MAX_BEAMS
-from .served_models import ServedModel, ServedModels
+from .served_models import ServedModel
 from .static_page import page_files
 from .text_translator import Piece, SentenceSplitter, joined, with_markup
 
@@ -87,14 +87,14 @@ class BatchSearch:
     """Translates a batch by a model; the sentences of equal searches share batches.
 
     Attributes:
-        models: have the model.
+        load: the model of a name.
         name: of the model.
         n: length of the lists.
         has_links: words are aligned.
         most_memory: MiB that a batch may take beside the weights; None: no limit.
     """
 
-    models: ServedModels
+    load: Callable[[str], ServedModel]
     name: str
     n: int
     has_links: bool
@@ -106,7 +106,7 @@ class BatchSearch:
         Raises:
             ValueError: it may need more memory; the worker halves it, unless it is one sentence.
         """
-        served = self.models.load(self.name)
+        served = self.load(self.name)
         beams = served.model.generation_config.num_beams or 1
         changes = {"num_beams": self.n} if self.n > beams else {}
         engine = TorchEngine(served.model, served.tokenizer, **changes)
@@ -225,7 +225,7 @@ class TextService:
     """Answers the requests of programs; the page has `TextPage`.
 
     Args:
-        models: those that can be loaded.
+        load: the model of a name.
         names: folders or Hub ids; each pair of languages is that of the first model with it.
         worker: computes.
         most_memory: MiB that a batch may take beside the weights; None: no limit.
@@ -236,15 +236,15 @@ class TextService:
 
     def __init__(
         self,
-        models: ServedModels,
+        load: Callable[[str], ServedModel],
         names: Sequence[str],
         worker: Worker,
         most_memory: float | None = None,
     ) -> None:
-        self._all, self._worker, self._most_memory = models, worker, most_memory
-        self.models = [Model(models.load(name)) for name in names]
+        self._load, self._worker, self._most_memory = load, worker, most_memory
+        self.models = [Model(load(name)) for name in names]
         if most_memory is not None:
-            for served in map(models.load, names):
+            for served in map(load, names):
                 engine = TorchEngine(served.model, served.tokenizer)
                 check_memory_limit(most_memory, engine, "leave it out")
 
@@ -268,8 +268,10 @@ class TextService:
         return {name: values[0] if is_one else values for name, values in answer.items()}
 
     async def detect(self, body: Any) -> list[dict[str, Any]]:
-        """`POST /detect`."""
-        return self._detected(" ".join(_texts(body, "q")))
+        """`POST /detect`: the language first whose model knows most tokens of the text."""
+        text = " ".join(_texts(body, "q"))
+        found = {model.source: model.language(text) for model in reversed(self.models)}
+        return sorted(reversed(found.values()), key=lambda one: -one["confidence"])
 
     def languages(self) -> list[dict[str, Any]]:
         """`GET /languages`."""
@@ -297,11 +299,6 @@ class TextService:
                 side: {"code": code, "name": NAMES.get(code, code)} for side, code in pair.items()
             },
         }
-
-    def _detected(self, text: str) -> list[dict[str, Any]]:
-        """The source languages, the one whose model knows most tokens of the text first."""
-        found = {model.source: model.language(text) for model in reversed(self.models)}
-        return sorted(reversed(found.values()), key=lambda one: -one["confidence"])
 
     def _of_languages(self, source: str, target: str) -> Model:
         for model in self.models:
@@ -363,7 +360,7 @@ class TextService:
         if (count := len(prepared)) > MOST_SENTENCES:
             raise ValueError(f"There are {count:,} sentences; the limit is {MOST_SENTENCES}.")
         sizes = [len(one.ids) for one in prepared]
-        search = BatchSearch(self._all, model.name, n, has_links, self._most_memory)
+        search = BatchSearch(self._load, model.name, n, has_links, self._most_memory)
         futures = self._worker.submit(search, prepared, sizes)
         return plan, [asyncio.wrap_future(future) for future in futures]
 
@@ -486,7 +483,7 @@ def check_html(text: str) -> None:
 def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served:
     """What translators answer, with the settings of `hf_vanilla.serve`."""
     page = TextPage(*models, models_folder=settings.models_folder, dtype=settings.dtype)
-    texts = TextService(page.models, models, worker, settings.max_batch_memory)
+    texts = TextService(page.served, models, worker, settings.max_batch_memory)
     return Served(
         page_files({"engine": "service"}),
         {name: getattr(page, name) for name in VIEWS},

@@ -15,7 +15,7 @@ from hf_vanilla.text import page_search, served_models
 from hf_vanilla.text.attentions import CROSS, attentions
 from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.page import TextPage
-from hf_vanilla.text.served_models import MAX_MESSAGE, ServedModels, errors_of
+from hf_vanilla.text.served_models import MAX_MESSAGE, errors_of, served_model
 from hf_vanilla.text.translator import Translator
 
 SENTENCE = "three one four"
@@ -38,7 +38,7 @@ def ids_of(found):
 
 
 def test_served_models_are_packed_for_decoding(trained_run):
-    model = ServedModels().load(str(trained_run)).model
+    model = served_model(str(trained_run)).model
     assert not any(map(is_packable, model.modules()))
 
 
@@ -124,7 +124,7 @@ def test_a_search_that_takes_too_long_is_stopped_and_reported(ask, monkeypatch):
 
 def test_a_model_is_described_in_one_line(trained_run, trained):
     millions = trained[0].num_parameters() / 1e6
-    description = ServedModels().load(str(trained_run)).description
+    description = served_model(str(trained_run)).description
     assert description == f"{millions:.1f} million parameters, 1 + 1 layers, 2 + 2 heads"
 
 
@@ -136,7 +136,7 @@ def test_models_of_transformers_work_too(ask, trained, tmp_path):
     model.generation_config.max_new_tokens = 5
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    assert ServedModels().load(str(tmp_path)).description == "0.0 million parameters"
+    assert served_model(str(tmp_path)).description == "0.0 million parameters"
     found = ask(SENTENCE, tmp_path)
     assert len(found["hypotheses"]) == 2
     assert not found["hasLayers"]

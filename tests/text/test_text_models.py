@@ -9,7 +9,7 @@ from hf_vanilla.app.worker import Worker
 from hf_vanilla.text import served_models
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.page import TextPage
-from hf_vanilla.text.served_models import ServedModels
+from hf_vanilla.text.served_models import served_model
 from hf_vanilla.text.translator import translate
 
 SENTENCE = "three one four"
@@ -54,25 +54,25 @@ def copied(trained_run, tmp_path):
 @pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
 def test_a_broken_folder_is_reported_in_one_line_and_not_cached(copied, trained_run, damage):
     damage(copied)
-    models = ServedModels()
+    page = TextPage(str(trained_run))
     with pytest.raises(ValueError, match=r"^This model cannot be used\. \S") as caught:
-        models.load(str(copied))
+        page.served(str(copied))
     assert "\n" not in str(caught.value)
     shutil.rmtree(copied)
     shutil.copytree(trained_run, copied)  # repaired
-    assert models.load(str(copied)).model
+    assert page.served(str(copied)).model
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "not there", "\0", "x" * 5000, "../..", "a:b"])
 def test_a_name_of_no_model_is_reported(name):
     with pytest.raises(ValueError, match=r"This model cannot be used\. \S"):
-        ServedModels().load(name)
+        served_model(name)
 
 
 @pytest.mark.parametrize("name", ["", " "])
 def test_an_empty_name_is_reported(name):
     with pytest.raises(ValueError, match="No model is named"):
-        ServedModels().load(name)
+        served_model(name)
 
 
 # --- several visitors --------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_a_model_that_many_ask_for_is_loaded_once(trained_run, monkeypatch):
         return load_translator(name, **options)
 
     monkeypatch.setattr(served_models, "load_translator", load)
-    found = at_once(ServedModels().load, [str(trained_run)] * 4)
+    found = at_once(TextPage(str(trained_run)).served, [str(trained_run)] * 4)
     assert len({id(served.model) for served in found}) == 1
     assert loaded == [str(trained_run)]
 
@@ -114,7 +114,7 @@ def test_the_least_recently_used_model_is_dropped(trained_run, tmp_path, monkeyp
         return load_translator(str(trained_run))
 
     monkeypatch.setattr(served_models, "load_translator", load)
-    models = ServedModels(size=2)
-    for name in ("a", "b", "a", "c", "a", "b"):
-        models.load(name)
+    page = TextPage("a")  # keeps two models
+    for name in ("b", "a", "c", "a", "b"):
+        page.served(name)
     assert loaded == ["a", "b", "c", "b"]

@@ -56,7 +56,7 @@ def test_the_answer_has_the_n_best_list_with_penalties(ask, trained):
 
 
 def test_without_a_length_penalty_of_its_own_a_model_divides_by_the_length(page, ask, monkeypatch):
-    decoding = page.models.load(page.model).model.generation_config
+    decoding = page.served(page.model).model.generation_config
     monkeypatch.setattr(decoding, "length_penalty", None)
     monkeypatch.setattr(decoding, "length_penalty_form", "power")
     found = ask()
