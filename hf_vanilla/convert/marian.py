@@ -28,6 +28,7 @@ from hf_vanilla.loading import load_saved, load_with_report
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import Options, option
+from hf_vanilla.text.decoding import IDS_ALONE
 
 from .checkpoint_files import load_encoder_decoder, settings_of_type
 from .marian_npz import npz_of, read_npz
@@ -225,7 +226,7 @@ def compare(
         return_tensors="pt",
     )
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
-    expected, found = theirs.generate(**inputs), ours.generate(**inputs)
+    expected, found = (model.generate(**inputs, **IDS_ALONE) for model in (theirs, ours))
     real = expected.ne(theirs.config.pad_token_id)
     real[:, 0] = True  # the decoder start token is the padding token
     logits = [model(**inputs, decoder_input_ids=expected).logits for model in (theirs, ours)]

@@ -21,6 +21,8 @@ from hf_vanilla.data.batching import padded_with_mask
 from hf_vanilla.models.attention_vanilla import VanillaAttention, split_heads
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 
+from .decoding import IDS_ALONE
+
 START = "<start>"
 CROSS, ENCODER, DECODER = "cross-attention", "encoder self-attention", "decoder self-attention"
 KINDS = (CROSS, ENCODER, DECODER)
@@ -161,7 +163,7 @@ def model_inputs(
     if length > limit:
         raise ValueError(f"the sentence has {length} tokens, the model accepts {limit}: shorten it")
     if translation is None:
-        written = model.generate(**inputs)[0].tolist()
+        written = model.generate(**inputs, **IDS_ALONE)[0].tolist()
     else:
         if not (translation.strip() if isinstance(translation, str) else len(translation)):
             raise ValueError("the translation is blank: give some text or ids")

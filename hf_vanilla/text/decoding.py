@@ -27,6 +27,8 @@ WINDOW_LINES = 8192
 TOKENS_PER_BATCH = 4096
 SHOWN_LINES = 10  # in a message about many
 EMPTY = "the translation is empty"
+# what `generate()` returns, whatever the generation config says: ids, one sequence per sentence
+IDS_ALONE: dict[str, Any] = {"num_return_sequences": 1, "return_dict_in_generate": False}
 FEW = 64  # tokens of more than one character
 UNFAMILIAR = (
     "the text is split into letters or bytes, unlike the text that the model was trained on: its "
@@ -285,11 +287,8 @@ def generated_texts(
     **generate_kwargs: Any,
 ) -> list[tuple[str, list[int]]]:
     """Text and generated ids, padding included, per row of input ids."""
-    # one sequence per sentence, whatever the generation config says
-    returned = {"num_return_sequences": 1, "return_dict_in_generate": False}
-    options = {**generate_kwargs, **returned}
     # some tokenizers do not count the start token as special
-    ids = generated(model, tokenizer, rows, **options)[:, 1:]
+    ids = generated(model, tokenizer, rows, **{**generate_kwargs, **IDS_ALONE})[:, 1:]
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     return list(zip(texts, ids.tolist(), strict=True))
 

@@ -240,6 +240,14 @@ def test_check_compares_before_writing(folder, caplog):
     assert "beam search gives the same tokens" in caplog.text
 
 
+@pytest.mark.parametrize("saved", [{"num_return_sequences": 2}, {"return_dict_in_generate": True}])
+def test_check_compares_one_translation_whatever_the_folder_returns(folder, saved):
+    theirs, tokenizer = opus.write_folder(folder)
+    for name, value in {"num_beams": 2, **saved}.items():
+        setattr(theirs.generation_config, name, value)
+    assert "the same tokens" in compare(theirs, from_marian(theirs), tokenizer)
+
+
 def test_a_failed_check_reports_the_difference(folder):
     theirs, tokenizer = opus.write_folder(folder)
     ours = from_marian(theirs)

@@ -115,6 +115,19 @@ def test_tokens_are_those_of_the_translation_and_its_end(computed, trained):
     assert "".join(computed.source[:-1]) == SENTENCE.replace(" ", "␣")
 
 
+@pytest.mark.parametrize("saved", [{"num_return_sequences": 4}, {"return_dict_in_generate": True}])
+def test_settings_of_what_generate_returns_do_not_change_the_translation(
+    trained, monkeypatch, saved
+):
+    model, tokenizer = trained
+    sentence = "two"  # some of its hypotheses are longer than the best one
+    monkeypatch.setattr(model.generation_config, "num_beams", 4)
+    expected = attentions(model, tokenizer, sentence).target
+    for name, value in saved.items():
+        monkeypatch.setattr(model.generation_config, name, value)
+    assert attentions(model, tokenizer, sentence).target == expected
+
+
 @pytest.mark.parametrize("form", ["text", "ids"])
 def test_a_given_translation_is_used(trained, form):
     model, tokenizer = trained
