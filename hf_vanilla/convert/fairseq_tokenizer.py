@@ -33,6 +33,8 @@ CONTINUED, WORD_END = "@@", "</w>"
 SENTENCEPIECE_SUFFIX, SPACE = ".model", "▁"
 UNIGRAM, BPE = 1, 2
 NORMAL, USER_DEFINED, BYTE = 1, 4, 6
+# spaces at the ends of a text; other white space stays. JavaScript reads it alike
+ENDS = r"(?<![\s\S]) +| +(?![\s\S])"
 UNKNOWN_PENALTY = 10.0  # as in SentencePiece: below the least likely piece
 
 
@@ -286,7 +288,10 @@ def _normalizer(spec: Any) -> normalizers.Normalizer:
     if spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += [
+            normalizers.Replace(Regex(ENDS), ""),
+            normalizers.Replace(Regex(" {2,}"), " "),
+        ]
     if spec.add_dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))
     if spec.escape_whitespaces:

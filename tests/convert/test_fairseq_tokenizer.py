@@ -170,6 +170,24 @@ def test_sentencepiece_ids_equal_those_of_its_library_and_the_dictionary(spiece,
         assert back == ["".join(words[i] for i in ids[:-1]).replace("▁", " ").strip()]
 
 
+def test_only_spaces_are_cut_from_the_ends_where_the_model_does_not_normalize(tmp_path):
+    theirs.sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(theirs.ENGLISH),
+        model_prefix=str(tmp_path / "a"),
+        minloglevel=2,
+        normalization_rule_name="identity",
+        **{"vocab_size": 60, "hard_vocab_limit": False},
+    )
+    path = tmp_path / "a.model"
+    model = theirs.sentencepiece.SentencePieceProcessor(model_file=str(path))
+    words = theirs.dictionary(spm_line(model, line) for line in theirs.ENGLISH)
+    tokenizer = built(path, words, use_moses=False)
+    for sentence in ("\u3000the lake", "the lake\u00a0", "\tthe  lake ", "\n the \n lake \n"):
+        pieces = model.encode(sentence, out_type=str)
+        known = [words.index(piece) if piece in words else 3 for piece in pieces]
+        assert tokenizer(sentence).input_ids == [*known, 2]
+
+
 def test_a_special_token_typed_in_a_text_is_text(spiece):
     _, path, words = spiece
     ids = built(path, words, use_moses=False)("a </s> <pad> <s>").input_ids
