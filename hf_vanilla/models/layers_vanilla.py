@@ -42,6 +42,7 @@ class VanillaEncoderLayer(GradientCheckpointingLayer):
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
         positions: Tensor | None = None,
+        source: Tensor | None = None,
         **kwargs: object,
     ) -> Tensor:
         """One layer of the encoder.
@@ -50,13 +51,16 @@ class VanillaEncoderLayer(GradientCheckpointingLayer):
             hidden_states: `(B, S, D)`.
             attention_mask: `(B, 1, S, S)` in the form of the attention implementation; None: all.
             positions: broadcastable to `(B, S, D)`, added to queries and keys, never to values.
+            source: `(B, L, D)`, keys and values; None: those of `hidden_states`. Positional:
+                reentrant checkpointing needs its gradient.
             **kwargs: passed on to attention.
 
         Returns:
             `(B, S, D)`.
         """
         query = with_positions(hidden_states, positions)
-        attended, _ = self.self_attn(query, query, hidden_states, attention_mask, **kwargs)
+        key, value = (query, hidden_states) if source is None else (source, source)
+        attended, _ = self.self_attn(query, key, value, attention_mask, **kwargs)
         hidden_states = self.self_attn_layer_norm(hidden_states + self.dropout(attended))
 
         fed = self.fc2(self.activation_dropout(self.activation_fn(self.fc1(hidden_states))))

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
+from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .inputs_vanilla_forecaster import masked_mean
 from .kernels_vanilla import at_least_float32
-from .layers_vanilla import decoder_layers, encoder_layers
+from .layers_vanilla import VanillaEncoderLayer, decoder_layers, encoder_layers
 from .modeling_vanilla_scene import Mixture, MixtureHead, VanillaScenePreTrainedModel, seeds
 from .rows_vanilla_scene import FEATURES, Rows, reach
 from .stacks_vanilla_scene import (
     AGENTS,
     TIME,
-    CrossEncoderLayer,
     FactorisedEncoder,
     FullEncoder,
     Grid,
@@ -90,8 +90,7 @@ class VanillaForNeighborTrajectoryPrediction(VanillaScenePreTrainedModel):
         self.tokens = SequenceTokens(config)
         self.raster = RasterEncoder(config)
         self.edges = nn.Linear(FEATURES, config.d_model)
-        layers = range(config.encoder_layers)
-        self.graph_layers = nn.ModuleList(CrossEncoderLayer(config) for _ in layers)
+        self.graph_layers = encoder_layers(config)
         self.encoder_layers = encoder_layers(config)
         self.seeds = seeds(config)
         self.layers = decoder_layers(config, is_causal=False)
@@ -109,7 +108,7 @@ class VanillaForNeighborTrajectoryPrediction(VanillaScenePreTrainedModel):
         edges = self.edges(edges.to(node.dtype))  # (R, k, D)
         for layer in self.graph_layers:
             seen = embedding(neighbors, node[:, 0]) + edges
-            node = layer(node, torch.cat((node, seen), dim=1), mask)
+            node = layer(node, mask, None, torch.cat((node, seen), dim=1))
         states, is_real = torch.cat((node, steps), dim=1), torch.cat((is_node, is_real), dim=1)
         for layer in self.encoder_layers:
             states = layer(states, key_mask(is_real))
@@ -241,7 +240,8 @@ class VanillaForVectorTrajectoryPrediction(VanillaScenePreTrainedModel):
         self.lane_vectors = SequenceVectors(config)
         self.interaction = FullEncoder(config, config.encoder_layers)
         self.modes = nn.Linear(width, config.num_seeds * width)
-        self.attention = CrossEncoderLayer(config, num_heads=1)
+        self.attention = VanillaEncoderLayer(config)
+        self.attention.self_attn = VanillaAttention(config, 1)
         self.hidden = nn.Linear(2 * width, config.decoder_ffn_dim)
         self.projection = nn.Linear(config.decoder_ffn_dim, 2 * config.predicted_steps + 1)
         self.post_init()
@@ -253,7 +253,7 @@ class VanillaForVectorTrajectoryPrediction(VanillaScenePreTrainedModel):
         states, is_real = side_by_side([agents, self.lane_vectors(lanes)])
         agent = states[:, 0]  # the row's own
         queries = self.modes(agent).unflatten(-1, (-1, agent.shape[-1]))  # (R, K, D)
-        read = self.attention(queries, states, key_mask(is_real))
+        read = self.attention(queries, key_mask(is_real), None, states)
         both = torch.cat((agent.unsqueeze(1).expand_as(read), read), dim=-1)
         numbers = at_least_float32(self.projection(self.hidden(both).relu()))
         moves = numbers[..., :-1].unflatten(-1, (-1, 2)) + rows.velocity[:, None, None]

@@ -12,7 +12,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .kernels_vanilla import VanillaDropout
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
@@ -107,29 +106,6 @@ def stacked(grids: Sequence[Grid]) -> Grid:
         states.append(nn.functional.pad(grid.states, (0, 0, 0, missing)))
         is_real.append(nn.functional.pad(grid.is_real, (0, missing)))
     return Grid(torch.cat(states, dim=1), torch.cat(is_real, dim=1))
-
-
-class CrossEncoderLayer(VanillaEncoderLayer):
-    """An encoder layer whose keys and values are other states than its queries.
-
-    Args:
-        config: sizes of the layer.
-        num_heads: None: those of an encoder.
-    """
-
-    def __init__(self, config: VanillaSceneConfig, num_heads: int | None = None) -> None:
-        super().__init__(config)
-        if num_heads is not None:
-            self.self_attn = VanillaAttention(config, num_heads)
-
-    def forward(  # type: ignore[override]  # it reads another sequence
-        self, states: Tensor, source: Tensor, attention_mask: Tensor
-    ) -> Tensor:
-        """States `(R, K, D)` after those of `source` `(R, M, D)` that `(R, 1, 1, M)` lets pass."""
-        attended, _ = self.self_attn(states, source, source, attention_mask)
-        states = self.self_attn_layer_norm(states + self.dropout(attended))
-        fed = self.fc2(self.activation_dropout(self.activation_fn(self.fc1(states))))
-        return self.final_layer_norm(states + self.dropout(fed))
 
 
 class RasterEncoder(nn.Module):

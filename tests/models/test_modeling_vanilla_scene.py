@@ -331,7 +331,7 @@ def test_each_mode_attends_with_a_query_of_its_own_to_keys_that_all_share():
     model.attention.register_forward_hook(lambda _, args, out: given.append((args, out)))
     with torch.no_grad():
         model(**without_future(inputs))
-    (_, source, mask), found = given[0]
+    (_, mask, _, source), found = given[0]
     layer, weights = model.attention.self_attn, model.state_dict()
     for row in range(8):
         real = source[row][mask[row, 0, 0]]
