@@ -64,7 +64,7 @@ class VanillaModel(VanillaModelBase):
         config = two_sided(config)
         super().__init__(config)
         self.encoder = VanillaEncoder(config)
-        self.decoder = VanillaDecoder(config, has_source=True)
+        self.decoder = VanillaDecoder(config)
         self.post_init()
 
     @takes_cache

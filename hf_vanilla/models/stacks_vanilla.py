@@ -226,13 +226,11 @@ class VanillaDecoder(VanillaStack):
 
     _can_record_outputs = DECODER_RECORDS
 
-    def __init__(self, config: VanillaConfig, *, has_source: bool | None = None) -> None:
+    def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config, config.target_vocab_size)
-        if has_source is None:
-            has_source = config.is_encoder_decoder or config.add_cross_attention
-        self.has_source = has_source
+        self.has_source = config.is_encoder_decoder or config.add_cross_attention
         self.input_prefix = "decoder_" if config.is_encoder_decoder else ""
-        self.layers = decoder_layers(config, has_source=has_source)
+        self.layers = decoder_layers(config, has_source=self.has_source)
         self.post_init()
 
     @takes_cache
