@@ -276,7 +276,7 @@ def agent_axes(
     return axes, axes.enter(velocities), is_known
 
 
-# --- distances, means and clusters ---------------------------------------------------------------
+# --- distances and clusters ---------------------------------------------------------------------
 
 
 def distances(predicted: Tensor, future_values: Tensor) -> Tensor:
@@ -284,12 +284,6 @@ def distances(predicted: Tensor, future_values: Tensor) -> Tensor:
     squares = (predicted - torch.nan_to_num(future_values)).square().sum(dim=-1)
     is_zero = squares.eq(0)
     return torch.where(is_zero, 0, torch.where(is_zero, 1, squares).sqrt())
-
-
-def masked_mean(states: Tensor, is_real: Tensor) -> Tensor:
-    """Mean over the real ones of `(..., M, D)`, of which `(..., M)` are; 0 where there is none."""
-    total = torch.where(is_real.unsqueeze(-1), states, 0).sum(dim=-2)
-    return total / is_real.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 def per_known_step(

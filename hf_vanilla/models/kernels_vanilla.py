@@ -41,6 +41,12 @@ def per_item(total: Tensor, count: "float | Tensor") -> Tensor:
     return total / max(count, 1)
 
 
+def masked_mean(states: Tensor, is_real: Tensor) -> Tensor:
+    """Mean over the real ones of `(..., M, D)`, of which `(..., M)` are; 0 where there is none."""
+    total = torch.where(is_real.unsqueeze(-1), states, 0).sum(dim=-2)
+    return total / is_real.sum(dim=-1, keepdim=True).clamp(min=1)
+
+
 def in_autocast_bfloat16(states: Tensor) -> Tensor:
     """States as bfloat16 where autocast computes in it, otherwise as they are.
 

@@ -19,7 +19,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla import VanillaConfig
-from .kernels_vanilla import VanillaDropout
+from .kernels_vanilla import VanillaDropout, masked_mean
 from .pretrained_vanilla import takes_cache
 from .stacks_vanilla import (
     VanillaDecoder,
@@ -115,9 +115,11 @@ class VanillaForSequenceClassification(VanillaTextPreTrainedModel):
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
         attention_mask = real_tokens(self.config, input_ids, attention_mask)
         outputs = self.model(input_ids, attention_mask, inputs_embeds, **kwargs)
-        logits = self.classifier(
-            self.dropout(mean_of_real(outputs.last_hidden_state, attention_mask))
-        )
+        if attention_mask is None:
+            pooled = outputs.last_hidden_state.mean(dim=1)  # (B, D)
+        else:
+            pooled = masked_mean(outputs.last_hidden_state, attention_mask.bool())
+        logits = self.classifier(self.dropout(pooled))
         loss = None
         if labels is not None:
             loss = self.loss_function(
@@ -136,14 +138,6 @@ class VanillaForSequenceClassification(VanillaTextPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-
-def mean_of_real(hidden_states: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Mean over the real tokens, `(B, S, D)` -> `(B, D)`; zeros for a row without real tokens."""
-    if attention_mask is None:
-        return hidden_states.mean(dim=1)
-    weights = attention_mask.to(hidden_states.dtype).unsqueeze(-1)  # (B, S, 1)
-    return (hidden_states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
 
 
 # --- decoder-only --------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from torch.nn.functional import embedding, linear
 
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .inputs_vanilla_forecaster import masked_mean
-from .kernels_vanilla import at_least_float32
+from .kernels_vanilla import at_least_float32, masked_mean
 from .layers_vanilla import VanillaEncoderLayer, decoder_layers, encoder_layers
 from .modeling_vanilla_scene import Mixture, MixtureHead, VanillaScenePreTrainedModel, seeds
 from .rows_vanilla_scene import FEATURES, Rows, reach

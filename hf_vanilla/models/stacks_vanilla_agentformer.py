@@ -16,8 +16,8 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from .attention_vanilla_agentformer import AgentDecoderLayer, AgentEncoderLayer, RolloutLayer
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from .inputs_vanilla_forecaster import masked_mean, observed_agents, observed_velocities
-from .kernels_vanilla import VanillaDropout, at_least_float32, may_read
+from .inputs_vanilla_forecaster import observed_agents, observed_velocities
+from .kernels_vanilla import VanillaDropout, at_least_float32, masked_mean, may_read
 from .positions_vanilla import sinusoid
 
 HEAD_STD = 0.01  # of the initial values of output and latent heads, as in the authors' code
