@@ -84,9 +84,9 @@ class VanillaConfig(VanillaTwoSidedConfig):
 
     model_type = "vanilla"
     head_split_remedy = "change either, or set head_dim and v_head_dim"
-    keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012 - transformers' form
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]
     # how several GPUs share the weights; applies to a whole model and to each of its stacks
-    base_model_tp_plan = {"shared": "embedding_rowwise", **LAYER_TP_PLAN}  # noqa: RUF012
+    base_model_tp_plan = {"shared": "embedding_rowwise", **LAYER_TP_PLAN}
 
     vocab_size: int = 37_000
     decoder_vocab_size: int | None = None

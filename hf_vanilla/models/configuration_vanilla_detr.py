@@ -55,7 +55,7 @@ class VanillaDetrConfig(VanillaTwoSidedConfig):
     base_model_tp_plan = LAYER_TP_PLAN
     # Trainer gathers losses, logits and boxes, where metrics for transformers' DETR expect them;
     # the rest would fill the memory over a data set
-    keys_to_ignore_at_inference = [  # noqa: RUF012 - transformers' form
+    keys_to_ignore_at_inference = [
         *("last_hidden_state", "feature_size", "encoder_last_hidden_state"),
         *("decoder_hidden_states", "decoder_attentions", "cross_attentions"),
         *("encoder_hidden_states", "encoder_attentions"),

@@ -48,7 +48,7 @@ class VanillaVitConfig(VanillaPreTrainedConfig):
     """
 
     model_type = "vanilla_vit"
-    attribute_map = {  # noqa: RUF012 - transformers' form
+    attribute_map = {
         **VanillaPreTrainedConfig.attribute_map,
         "intermediate_size": "encoder_ffn_dim",
     }

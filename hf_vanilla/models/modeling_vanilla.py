@@ -55,7 +55,7 @@ class VanillaModel(VanillaModelBase):
         torch.Size([1, 3, 16])
     """
 
-    _tied_weights_keys = {  # noqa: RUF012 - transformers' form
+    _tied_weights_keys = {
         "encoder.embed_tokens.weight": "shared.weight",
         "decoder.embed_tokens.weight": "shared.weight",
     }
@@ -141,10 +141,8 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         1
     """
 
-    _tied_weights_keys = {  # noqa: RUF012 - transformers' form
-        "lm_head.weight": "model.decoder.embed_tokens.weight"
-    }
-    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012 - transformers' form
+    _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: VanillaConfig) -> None:
         config = two_sided(config)

@@ -165,7 +165,7 @@ class VanillaAgentFormerPreTrainedModel(VanillaPreTrainedModel):
     _supports_flash_attn = False
     _supports_flex_attn = False
     _supports_attention_backend = False
-    _can_record_outputs = {  # noqa: RUF012 - transformers' form
+    _can_record_outputs = {
         "attentions": OutputRecorder(AgentAwareAttention, index=1, layer_name="context_encoder")
     }
 

@@ -44,8 +44,8 @@ class VanillaEncoderModel(VanillaModelBase):
         torch.Size([1, 3, 16])
     """
 
-    _tied_weights_keys = {"encoder.embed_tokens.weight": "shared.weight"}  # noqa: RUF012
-    _keys_to_ignore_on_load_unexpected = [r"^(model\.)?decoder\.", r"^lm_head\."]  # noqa: RUF012
+    _tied_weights_keys = {"encoder.embed_tokens.weight": "shared.weight"}
+    _keys_to_ignore_on_load_unexpected = [r"^(model\.)?decoder\.", r"^lm_head\."]
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(one_sided(config))
@@ -85,7 +85,7 @@ class VanillaForSequenceClassification(VanillaTextPreTrainedModel):
         torch.Size([1, 3])
     """
 
-    _keys_to_ignore_on_load_unexpected = [r"^model\.decoder\.", r"^lm_head\."]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [r"^model\.decoder\.", r"^lm_head\."]
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(one_sided(config))
@@ -146,8 +146,8 @@ class VanillaForSequenceClassification(VanillaTextPreTrainedModel):
 class VanillaDecoderModel(VanillaModelBase):
     """The decoder (3.1) alone, with or without attention to a source."""
 
-    _tied_weights_keys = {"decoder.embed_tokens.weight": "shared.weight"}  # noqa: RUF012
-    _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
+    _tied_weights_keys = {"decoder.embed_tokens.weight": "shared.weight"}
+    _keys_to_ignore_on_load_unexpected = [
         r"^(model\.)?encoder\.",
         r"\.encoder_attn(_layer_norm)?\.",
     ]
@@ -185,14 +185,9 @@ class VanillaForCausalLM(VanillaTextPreTrainedModel, GenerationMixin):
         torch.Size([1, 3, 20])
     """
 
-    _tied_weights_keys = {  # noqa: RUF012 - transformers' form
-        "lm_head.weight": "model.decoder.embed_tokens.weight"
-    }
-    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012 - transformers' form
-    _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
-        r"^model\.encoder\.",
-        r"\.encoder_attn(_layer_norm)?\.",
-    ]
+    _tied_weights_keys = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _keys_to_ignore_on_load_unexpected = [r"^model\.encoder\.", r"\.encoder_attn(_layer_norm)?\."]
 
     def __init__(self, config: VanillaConfig) -> None:
         config = one_sided(config)

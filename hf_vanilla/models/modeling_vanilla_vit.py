@@ -154,7 +154,7 @@ class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
     config_class = VanillaVitConfig
     main_input_name = "pixel_values"
     input_modalities = ("image",)
-    _no_split_modules = ["VanillaVitEmbedding", "VanillaPreNormEncoderLayer"]  # noqa: RUF012
+    _no_split_modules = ["VanillaVitEmbedding", "VanillaPreNormEncoderLayer"]
     _input_embed_layer = "patch_projection"
 
     @classmethod

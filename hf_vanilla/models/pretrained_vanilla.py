@@ -70,7 +70,7 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
     """
 
     head_split_remedy = "change either"
-    attribute_map = {  # noqa: RUF012 - transformers' form
+    attribute_map = {
         "hidden_size": "d_model",
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
@@ -224,7 +224,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     gradient_checkpointing = False  # a switch of transformers, of the model and of each layer
-    _no_split_modules = ["VanillaEncoderLayer", "VanillaDecoderLayer"]  # noqa: RUF012
+    _no_split_modules = ["VanillaEncoderLayer", "VanillaDecoderLayer"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True

@@ -34,7 +34,7 @@ class VanillaTokenizer(TokenizersBackend):
         'ein Haus'
     """
 
-    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012 - transformers' form
+    model_input_names = ["input_ids", "attention_mask"]
 
 
 class VanillaFairseqTokenizer(TokenizersBackend):
@@ -62,7 +62,7 @@ class VanillaFairseqTokenizer(TokenizersBackend):
         [4, 3]
     """
 
-    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012 - transformers' form
+    model_input_names = ["input_ids", "attention_mask"]
     is_for_target = False
 
     @property
