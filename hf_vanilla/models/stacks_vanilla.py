@@ -274,12 +274,8 @@ class VanillaDecoder(VanillaStack):
         own_cache = cache
         if isinstance(cache, EncoderDecoderCache):
             own_cache = cache.self_attention_cache
-        layer_mask = create_causal_mask(
-            self.config,
-            hidden_states,
-            attention_mask,
-            own_cache,  # positional: its name differs between versions of transformers
-        )
+        # the cache is positional: its name differs between versions of transformers
+        layer_mask = create_causal_mask(self.config, hidden_states, attention_mask, own_cache)
         if encoder_hidden_states is not None:
             sources, length = encoder_hidden_states.shape[:2]
             if sources != hidden_states.shape[0]:
@@ -292,13 +288,9 @@ class VanillaDecoder(VanillaStack):
             self.config, hidden_states, encoder_attention_mask, encoder_hidden_states
         )
         for layer in self.layers:
+            # the source is positional: reentrant checkpointing needs its gradient
             hidden_states = layer(
-                hidden_states,
-                layer_mask,
-                encoder_hidden_states,  # positional: reentrant checkpointing needs its gradient
-                source_mask,
-                cache=cache,
-                **kwargs,
+                hidden_states, layer_mask, encoder_hidden_states, source_mask, cache=cache, **kwargs
             )
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.layer_norm(hidden_states), **{CACHE_NAME: cache}
