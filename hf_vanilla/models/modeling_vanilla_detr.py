@@ -257,12 +257,8 @@ class VanillaDetrModel(VanillaDetrPreTrainedModel):
         is_real = self._real_positions(pixel_values, pixel_mask, feature_map)  # (B, h, w)
         positions = sinusoid_2d(is_real, self.config.d_model).to(feature_map.dtype)  # (B, S, D)
         attention_mask = None if pixel_mask is None else is_real.flatten(1).long()
-        encoded = self.encoder(
-            inputs_embeds=feature_map.flatten(2).transpose(1, 2),  # (B, S, D)
-            attention_mask=attention_mask,
-            positions=positions,
-            **kwargs,
-        )
+        states = feature_map.flatten(2).transpose(1, 2)  # (B, S, D)
+        encoded = self.encoder(states, attention_mask, positions, **kwargs)
         batch = pixel_values.shape[0]  # an exported program would take len() as a constant
         queries = self.query_positions.weight.expand(batch, -1, -1)  # (B, Q, D)
         decoded = self.decoder(
