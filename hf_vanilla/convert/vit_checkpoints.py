@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import ViTImageProcessorPil
 
 from hf_vanilla.data.image_models import label_fields
+from hf_vanilla.file_values import checked
 from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import carry_over
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
@@ -52,13 +53,18 @@ TIMM_FOREIGN = {
 }
 # heads are not stored; all have 64 channels, but those of test_vit, huge, giant and gigantic
 HEAD_WIDTH, OTHER_HEADS = 64, {64: 2, 1280: 16, 1408: 16, 1664: 16}
+# of pretrained_cfg: what our processor can do, the default first
+READ_OF_IMAGES = {
+    "interpolation": ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming"),
+    "crop_mode": ("center",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimmOptions(Options):
     """Convert a `vit_*` checkpoint of timm."""
 
-    input: str = option(text="folder of model.safetensors and config.json, .safetensors, or Hub id")
+    input: str = option(text="folder of weights and config.json, file of weights, or Hub id")
     output: str = option(text="folder for our model")
     heads: int | None = option(None, "attention heads; default: config.json, else as timm has them")
 
@@ -75,11 +81,8 @@ def convert_timm(options: TimmOptions) -> Path:
         settings: dict[str, Any] = {}
         path = Path(options.input)
         if not path.is_file():
-            place = local_folder(options.input, ("model.safetensors", "config.json"))
-            path, config = place / "model.safetensors", place / "config.json"
-            settings = read_json(config) if config.is_file() else {}
-            if "pretrained_cfg" not in settings:  # older files have all in one dict
-                settings |= {"pretrained_cfg": {**settings}, "label_names": settings.get("labels")}
+            path = local_folder(options.input, ("model.safetensors", "config.json"))
+            settings = _timm_settings(path / "config.json")
         ours = from_timm(read_weights(path), settings, origin=options.input, heads=options.heads)
         carry_over(options.input, folder, ours, timm_processor(ours.config, settings))
     return Path(options.output)
@@ -110,8 +113,8 @@ def from_timm(
     pooling = settings.get("global_pool", "token" if "fc_norm.weight" not in weights else "avg")
     if pooling != "token":
         raise ValueError(
-            f"{origin} does not fit this architecture; global_pool={pooling!r}, a mean over "
-            "patches, where ours reads the class token (global_pool='token')"
+            f"{origin} does not fit this architecture; global_pool={pooling!r}, where ours reads "
+            "the class token (global_pool='token')"
         )
     if "fc_norm.weight" in weights:
         names["fc_norm.{kind}"] = names.pop("norm.{kind}")
@@ -146,6 +149,21 @@ def timm_processor(config: VanillaVitConfig, settings: Mapping[str, Any]) -> ViT
 # --- inside ------------------------------------------------------------------------------------
 
 
+def _timm_settings(path: Path) -> dict[str, Any]:
+    """The content of timm's `config.json`, in the form of today; empty without the file."""
+    settings = read_json(path) if path.is_file() else {}
+    if "pretrained_cfg" not in settings:  # older files have all in one dict
+        settings |= {"pretrained_cfg": {**settings}, "label_names": settings.get("labels")}
+    for part in ("pretrained_cfg", "model_args"):
+        checked(settings.get(part) or {}, dict, f"{path}: {part}")
+    pretrained = settings["pretrained_cfg"] or {}
+    checked(pretrained.get("crop_pct") or 1.0, (int, float), f"{path}: crop_pct")
+    for name, known in READ_OF_IMAGES.items():
+        if (pretrained.get(name) or known[0]) not in known:
+            raise ValueError(f"{path}: {name}={pretrained[name]!r}: give {' or '.join(known)}")
+    return settings
+
+
 def _timm_config(
     weights: Mapping[str, Tensor], settings: Mapping[str, Any], origin: str, heads: int | None
 ) -> VanillaVitConfig:
@@ -160,7 +178,9 @@ def _timm_config(
     for name, own in (("act_layer", "gelu"), ("norm_layer", "layernorm")):  # not seen in shapes
         if given.get(name) not in (None, own):
             raise ValueError(f"{origin} has {name}={given[name]!r} in config.json; ours is {own!r}")
-    heads = heads or given.get("num_heads")
+    heads = heads or given.get("num_heads") or OTHER_HEADS.get(width)
+    if heads is None and width % HEAD_WIDTH:
+        raise ValueError(f"{origin} does not tell its attention heads: give them with --heads")
     size, count = pretrained.get("input_size"), positions.shape[1] - 1
     if not size:
         side = round(count**0.5)
@@ -181,7 +201,7 @@ def _timm_config(
         num_channels=channels,
         d_model=width,
         encoder_layers=count_layers(weights, "blocks."),
-        encoder_attention_heads=heads or OTHER_HEADS.get(width) or max(1, width // HEAD_WIDTH),
+        encoder_attention_heads=heads or width // HEAD_WIDTH,
         encoder_ffn_dim=fed.shape[0],
         layer_norm_eps=1e-6,
         **classes,

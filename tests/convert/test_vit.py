@@ -364,7 +364,7 @@ def test_timm_without_biases_on_queries_or_with_a_late_norm():
     theirs = timm_weights(norm="fc_norm")
     found = from_timm(theirs, {"global_pool": "token"}, heads=3)(images).logits
     assert_close(found, by_timm_weights(theirs, images, norm="fc_norm"), rtol=0, atol=1e-5)
-    with pytest.raises(ValueError, match="global_pool='avg', a mean over patches"):
+    with pytest.raises(ValueError, match="global_pool='avg', where ours reads the class"):
         from_timm(theirs, heads=3)
 
 
@@ -409,6 +409,37 @@ def test_timm_heads_follow_from_the_width_or_the_settings():
         assert from_timm(theirs).config.encoder_attention_heads == heads
     settings = {"model_args": {"num_heads": 2}}
     assert from_timm(theirs, settings).config.encoder_attention_heads == 2
+    with pytest.raises(ValueError, match="does not tell its attention heads: give them with --hea"):
+        from_timm(timm_weights(width=96))
+
+
+def test_a_timm_folder_without_safetensors_is_read(tmp_path):
+    theirs = timm_weights()
+    torch.save(theirs, tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps({"model_args": {"num_heads": 3}}))
+    run("--format", "timm", "--input", tmp_path, "--output", tmp_path / "ours")
+    model = VanillaForImageClassification.from_pretrained(tmp_path / "ours")
+    images = torch.randn(3, 3, 15, 15)
+    assert_close(model(images).logits, by_timm_weights(theirs, images), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pretrained_cfg": {"interpolation": "random"}}, "interpolation='random': give bicubic"),
+        ({"pretrained_cfg": {"crop_mode": "squash"}}, "crop_mode='squash': give center"),
+        ({"pretrained_cfg": {"crop_pct": "all"}}, "crop_pct is 'all': give"),
+        ({"pretrained_cfg": [1]}, r"pretrained_cfg is \[1\]: give keys and values"),
+        ({"pretrained_cfg": {}, "model_args": "x"}, "model_args is 'x': give keys and values"),
+    ],
+    ids=str,
+)
+def test_settings_of_timm_that_cannot_be_read_are_named(tmp_path, settings, message):
+    save_file(timm_weights(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=message):
+        run("--format", "timm", "--input", tmp_path, "--output", tmp_path / "ours", "--heads", 3)
+    assert not (tmp_path / "ours").exists()
 
 
 def test_timm_layers_that_shapes_do_not_tell_are_refused():
