@@ -67,7 +67,7 @@ def read_codes(path: str | Path) -> list[tuple[str, str]]:
     """The merges of a codes file of subword-nmt (0.2) or fastBPE, in order.
 
     Raises:
-        ValueError: it is a file of neither.
+        ValueError: it is a file of neither, or has no merges.
         OSError: the file cannot be read.
     """
     lines = [line.strip("\r\n ") for line in read_lines(path)]
@@ -90,6 +90,8 @@ def read_codes(path: str | Path) -> list[tuple[str, str]]:
                 "('#version: 0.2', then two pieces per line) or fastBPE's (two pieces and a count)"
             )
         merges.setdefault((fields[0], fields[1]))
+    if not merges:
+        raise ValueError(f"{path} has no merges: get the codes of the checkpoint again")
     return list(merges)
 
 

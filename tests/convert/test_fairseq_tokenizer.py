@@ -79,6 +79,8 @@ def test_codes_of_subword_nmt_and_fastbpe_give_the_same_merges(tmp_path):
         ("t h\n", "line 1: 't h' is not a merge"),
         ("#version: 0.2\nt h 3\n", "line 2: 't h 3' is not a merge"),
         ("t h 3\nt h e 3\n", "line 2: 't h e 3' is not a merge"),
+        ("#version: 0.2\n", "has no merges: get the codes of the checkpoint again"),
+        ("", "has no merges"),
     ],
 )
 def test_codes_of_another_format_are_an_error(tmp_path, text, message):
