@@ -5,6 +5,7 @@ No code runs that a pickle can contain.
 
 import json
 import re
+from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -22,11 +23,16 @@ from hf_vanilla.file_values import checked
 from hf_vanilla.loading import one_line, read_settings
 from hf_vanilla.text.loading import load_translator, require_float, require_own
 
+# of a file that can run code, where the format has an option for that and where not
+REMEDIES = {
+    False: "add --trust_pickle only if you trust its author",
+    None: "save the tensors alone, as torch.save(model.state_dict(), FILE) does",
+}
 _REFUSED = re.compile(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)")
 
 
 def read_checkpoint(
-    path: str | Path, *, allowed: Sequence[type] = (), trust_pickle: bool = False
+    path: str | Path, *, allowed: Sequence[type] = (), trust_pickle: bool | None = None
 ) -> Any:
     """The content of a file of `torch.save` or safetensors, on the CPU.
 
@@ -36,7 +42,8 @@ def read_checkpoint(
     Args:
         path: a file.
         allowed: classes that files of this format contain.
-        trust_pickle: load any class, which can run code; only for files of a trusted author.
+        trust_pickle: load any class, which can run code; only for files of a trusted author. None:
+            the format has no such option.
 
     Raises:
         OSError: there is no such file, or it is a folder.
@@ -63,7 +70,7 @@ def read_checkpoint(
         if foreign and not trust_pickle:
             raise ValueError(
                 f"{path} contains more than tensors: {', '.join(foreign)}; loading them can run "
-                "code from the file: add --trust_pickle only if you trust its author"
+                f"code from the file: {REMEDIES[trust_pickle]}"
             ) from None
         # torch goes on with the advice to run the file's code
         why = f"{type(error).__name__}: {error}".splitlines()[0].partition(". ")[0]
@@ -137,11 +144,23 @@ def read_weights(source: Path) -> dict[str, Tensor]:
         raise ValueError(f"{source} has neither model.safetensors nor pytorch_model.bin")
     weights: dict[str, Tensor] = {}
     for file in files:
-        content = read_checkpoint(file)
-        content = content.get("model", content) if isinstance(content, dict) else None
-        if not is_state_dict(content):
-            raise ValueError(f"{file} holds no state dict, at its top or under 'model'")
-        weights |= content
+        weights |= weights_of(read_checkpoint(file, allowed=[Namespace]), file)
+    return weights
+
+
+def weights_of(content: Any, origin: Path) -> dict[str, Tensor]:
+    """The tensors by name of a checkpoint, at its top or under `model`.
+
+    Args:
+        content: of the file.
+        origin: the file, for messages.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    weights = content.get("model", content) if isinstance(content, dict) else None
+    if not is_state_dict(weights):
+        raise ValueError(f"{origin} holds no state dict, at its top or under 'model'")
     return weights
 
 

@@ -1,6 +1,7 @@
 """Convert published DETR models to ours and back: transformers' folders and the authors' files."""
 
 import logging
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,13 @@ from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.options import Options, option
 
-from .checkpoint_files import local_folder, read_weights, settings_of_type
+from .checkpoint_files import (
+    local_folder,
+    read_checkpoint,
+    read_weights,
+    settings_of_type,
+    weights_of,
+)
 from .weight_names import (
     Names,
     count_layers,
@@ -57,8 +64,8 @@ class DetrOptions(Options):
     input: str = option(text="folder, Hub id, or the authors' .pth file")
     output: str = option(text="folder for our model")
     without_masks: bool = option(False, "leave a segmentation head out; otherwise it is an error")
-    heads: int = option(AUTHORS_HEADS, "attention heads; a .pth does not tell them")
-    dilation: bool = option(False, "the .pth is a DC5 model, whose weights do not tell it")
+    heads: int | None = option(None, "attention heads of a .pth; default: its own args, else 8")
+    dilation: bool | None = option(None, "the .pth is a DC5 model; default: its own args, else not")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,18 +87,16 @@ def convert_detr(options: DetrOptions) -> Path:
     with whole_folder(options.output) as folder:
         is_file = Path(options.input).is_file()
         source = Path(options.input) if is_file else local_folder(options.input)
-        weights, processor = read_weights(source), DetrImageProcessorPil()
+        processor = DetrImageProcessorPil()
         if is_file:
-            try:
-                config = config_of_weights(weights, heads=options.heads, dilation=options.dilation)
-            except KeyError as error:  # such as a file whose class head was removed
-                raise ValueError(f"{source} has no {error}: give a whole checkpoint") from None
+            weights, config = _read_file(source, options)
         else:
-            if options.heads != AUTHORS_HEADS or options.dilation:
+            if options.heads is not None or options.dilation is not None:
                 raise ValueError(
                     f"heads={options.heads} and dilation={options.dilation} are for a .pth file: "
                     f"leave them out, {options.input} has its own in config.json"
                 )
+            weights = read_weights(source)
             config = config_of_folder(source)
             try:
                 processor = load_saved(DetrImageProcessorPil, source)
@@ -291,6 +296,19 @@ def to_authors(model: VanillaForObjectDetection) -> dict[str, Tensor]:
 
 
 # --- inside ------------------------------------------------------------------------------------
+
+
+def _read_file(path: Path, options: DetrOptions) -> tuple[dict[str, Tensor], VanillaDetrConfig]:
+    """Weights and config of a file of the authors, whose training also saves its arguments."""
+    content = read_checkpoint(path, allowed=[Namespace])
+    weights, heads, dilation = weights_of(content, path), options.heads, options.dilation
+    said = vars(content["args"]) if isinstance(content.get("args"), Namespace) else {}
+    heads = said.get("nheads", AUTHORS_HEADS) if heads is None else heads
+    dilation = said.get("dilation", False) if dilation is None else dilation
+    try:
+        return weights, config_of_weights(weights, heads=heads, dilation=dilation)
+    except KeyError as error:  # such as a file whose class head was removed
+        raise ValueError(f"{path} has no {error}: give a whole checkpoint") from None
 
 
 def _foreign(config: Any) -> dict[str, bool]:

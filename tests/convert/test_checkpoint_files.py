@@ -31,6 +31,8 @@ def test_safetensors_and_torch_files_are_loaded(tmp_path):
 def test_a_class_is_loaded_only_if_allowed(tmp_path, is_zip):
     path = saved({"args": argparse.Namespace(lr=1)}, tmp_path / "a.pt", is_zip=is_zip)
     with pytest.raises(ValueError, match=r"more than tensors: argparse\.Namespace; .*trust_pickle"):
+        read_checkpoint(path, trust_pickle=False)
+    with pytest.raises(ValueError, match="can run code from the file: save the tensors alone"):
         read_checkpoint(path)
     assert read_checkpoint(path, allowed=[argparse.Namespace])["args"].lr == 1
 

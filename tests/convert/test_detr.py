@@ -1,5 +1,6 @@
 """DETR in every published form, there and back: equal logits and every bit."""
 
+import argparse
 import json
 
 import pytest
@@ -271,6 +272,18 @@ def test_a_segmentation_file_of_the_authors_is_converted_without_its_head(theirs
     assert_close(
         ours.model.query_positions.weight, theirs.model.query_position_embeddings.weight, **EXACT
     )
+
+
+def test_heads_and_dilation_are_those_of_the_training_that_saved_the_file(theirs, tmp_path):
+    weights = to_authors(from_detr(theirs.state_dict(), _config(theirs)))
+    trained = argparse.Namespace(nheads=3, dilation=True, lr_drop=200)
+    torch.save({"model": weights, "args": trained, "epoch": 9}, tmp_path / "checkpoint.pth")
+    for given, heads, is_dilated in (({}, 3, True), ({"heads": 1, "dilation": False}, 1, False)):
+        output = tmp_path / str(heads)
+        told = {"input": str(tmp_path / "checkpoint.pth"), "output": str(output)}
+        convert_detr(DetrOptions(**told, **given))
+        config = VanillaDetrConfig.from_pretrained(output)
+        assert (config.encoder_attention_heads, config.dilation) == (heads, is_dilated)
 
 
 def test_every_missing_and_left_over_tensor_is_named(theirs):
