@@ -177,7 +177,7 @@ def config_of_folder(folder: Path) -> VanillaDetrConfig:
 
 
 def config_of_weights(
-    weights: dict[str, Tensor], *, heads: int, dilation: bool = False
+    weights: dict[str, Tensor], *, heads: int, dilation: bool = False, origin: str = "the file"
 ) -> VanillaDetrConfig:
     """Our config from the shapes of an authors' checkpoint.
 
@@ -185,14 +185,18 @@ def config_of_weights(
         weights: the state dict in the authors' names.
         heads: attention heads, which shapes do not tell.
         dilation: whether it is a DC5 model.
+        origin: where the weights come from, for messages.
 
     Raises:
         ValueError: the names are not the authors'.
         KeyError: a tensor is missing.
     """
-    weights = _of_detector(weights)
+    weights = _of_detector(weights, origin)
     if "query_embed.weight" not in weights:
-        raise ValueError("these names are not the authors': convert the folder, not its file")
+        raise ValueError(
+            f"{origin} has no query_embed.weight, so these names are not the authors': of "
+            "transformers' model, give the folder"
+        )
     queries, d_model = weights["query_embed.weight"].shape
     stem = weights["backbone.0.body.conv1.weight"]  # (width, C, 7, 7)
     is_basic = "backbone.0.body.layer1.0.bn3.weight" not in weights
@@ -306,9 +310,10 @@ def _read_file(path: Path, options: DetrOptions) -> tuple[dict[str, Tensor], Van
     heads = said.get("nheads", AUTHORS_HEADS) if heads is None else heads
     dilation = said.get("dilation", False) if dilation is None else dilation
     try:
-        return weights, config_of_weights(weights, heads=heads, dilation=dilation)
+        config = config_of_weights(weights, heads=heads, dilation=dilation, origin=str(path))
     except KeyError as error:  # such as a file whose class head was removed
         raise ValueError(f"{path} has no {error}: give a whole checkpoint") from None
+    return weights, config
 
 
 def _foreign(config: Any) -> dict[str, bool]:

@@ -304,6 +304,13 @@ def test_a_file_of_the_authors_without_its_class_head_is_refused_by_name(theirs,
         convert_detr(DetrOptions(**given))
 
 
+def test_a_file_of_another_model_is_named_with_the_weight_that_it_lacks(tmp_path):
+    torch.save({"model": {"module.query_embed.weight": torch.ones(2, 2)}}, tmp_path / "odd.pth")
+    given = {"input": str(tmp_path / "odd.pth"), "output": str(tmp_path / "ours")}
+    with pytest.raises(ValueError, match=r"odd\.pth has no query_embed\.weight, so these"):
+        convert_detr(DetrOptions(**given))
+
+
 def test_a_folder_without_image_processor_gets_that_of_the_authors(theirs, tmp_path, caplog):
     theirs.save_pretrained(tmp_path / "theirs")
     told = {"input": str(tmp_path / "theirs"), "output": str(tmp_path / "ours")}
