@@ -353,6 +353,7 @@ def check_forecasts_of_a_table(folder, past, seen, theirs):
         ("frame;agent;x;y\n1;a;2;3\n", (), ".*; commas separate columns"),
         ("frame,agent,x,y\n1,a,2,3\n2,a,much,3\n", (), "line 3: ValueError: .* 'much'"),
         ("frame,agent,x,y\n1,a,2\n", (), "line 2: TypeError"),
+        ("frame,agent,x,y\n1,a,2,5,3,5\n", (), "line 2: .*'3', '5'.*; decimals have a point"),
         ("frame,agent,x,y\n0.5,a,2,3\n", (), "line 2: ValueError: .* '0.5'"),
         (table, ("0",), "ValueError: needed: 1 frame per step or more"),
         ("frame,agent,x,y\n1,a,inf,3\n", (), "line 2: .* finite"),

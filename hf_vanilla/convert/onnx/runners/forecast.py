@@ -58,6 +58,8 @@ if __name__ == "__main__":
             raise ValueError(f"no column {', '.join(sorted(missing))}; commas separate columns")
         seen: dict[tuple[str, int], tuple[float, float]] = {}
         for r in rows:
+            if None in r:  # such as 1,5 in place of 1.5
+                raise ValueError(f"{r.pop(None)}: beyond the columns; decimals have a point")
             if (row := (r["agent"], int(f"{float(r['frame']):.15g}"))) in seen:
                 raise ValueError(f"agent {row[0]} is twice in frame {row[1]}: one scene at a time")
             seen[row] = (float(r["x"]), float(r["y"]))
