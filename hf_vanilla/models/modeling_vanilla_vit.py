@@ -64,7 +64,7 @@ class VanillaPreNormEncoderLayer(VanillaEncoderLayer):
 def may_overwrite(layer: nn.Module) -> bool:
     """Whether a layer may write over what its parts return: nothing else reads it, as hooks do.
 
-    New arrays take a tenth of the time of a forward pass without gradients (8 pixels, batch 128).
+    Fewer arrays make a forward pass 1.02 (8 pixels, batch 128) to 1.05 (ViT-S/16) times as fast.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
