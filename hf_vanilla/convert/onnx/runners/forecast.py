@@ -7,7 +7,6 @@ tracks.csv: columns frame, agent, x, y; each future starts at the agent's last f
 
 import argparse
 import csv
-import io
 import json
 import sys
 from itertools import pairwise
@@ -49,9 +48,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Read a table of tracks, write their futures.")
     parser.add_argument("stride", nargs="?", type=int, metavar="FRAMES_PER_STEP")
     stride = parser.parse_args().stride
-    table = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig")  # of spreadsheets: with a BOM
-    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # a TextIOWrapper
-    rows, write = csv.DictReader(table), csv.writer(sys.stdout, lineterminator="\n").writerow
+    for stream, encoding in ((sys.stdin, "utf-8-sig"), (sys.stdout, "utf-8")):  # BOM or none
+        stream.reconfigure(encoding=encoding, newline="")  # type: ignore[union-attr]  # wrappers
+    rows, write = csv.DictReader(sys.stdin), csv.writer(sys.stdout, lineterminator="\n").writerow
     try:
         forecaster = Forecaster()
         if missing := {"frame", "agent", "x", "y"}.difference(rows.fieldnames or ()):
@@ -63,9 +62,8 @@ if __name__ == "__main__":
             if (row := (r["agent"], int(f"{float(r['frame']):.15g}"))) in seen:
                 raise ValueError(f"agent {row[0]} is twice in frame {row[1]}: one scene at a time")
             seen[row] = (float(r["x"]), float(r["y"]))
-        if stride is None:
-            steps = [b - a for (x, a), (y, b) in pairwise(sorted(seen)) if x == y] or [1]
-            stride = most_frequent(sorted(steps))
+        steps = [b - a for (x, a), (y, b) in pairwise(sorted(seen)) if x == y] or [1]
+        stride = most_frequent(sorted(steps)) if stride is None else stride
         if stride < 1 or not seen or not (np.abs([*seen.values()]) < 1e12).all():
             raise ValueError("needed: 1 frame per step or more, finite positions below 1e12")
     except (TypeError, ValueError, csv.Error) as error:
