@@ -105,7 +105,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _limited(self, receive: Receive, announced: int) -> Receive:
-        """The body, of so many announced bytes, if it is small enough and comes soon."""
+        """The body, refused if it is too large or late; `announced`: its Content-Length, or 0."""
         most, size, is_whole = self._access.most_bytes, 0, False
         end = asyncio.get_running_loop().time() + BODY_SECONDS
 

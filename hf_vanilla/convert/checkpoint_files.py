@@ -23,7 +23,7 @@ from hf_vanilla.file_values import checked
 from hf_vanilla.loading import one_line, read_settings
 from hf_vanilla.text.loading import load_translator, require_float, require_own
 
-# of a file that can run code, where the format has an option for that and where not
+# what to do about a file that can run code, by `trust_pickle` of `read_checkpoint`
 REMEDIES = {
     False: "add --trust_pickle only if you trust its author",
     None: "save the tensors alone, as torch.save(model.state_dict(), FILE) does",

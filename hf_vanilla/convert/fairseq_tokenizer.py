@@ -33,7 +33,7 @@ CONTINUED, WORD_END = "@@", "</w>"
 SENTENCEPIECE_SUFFIX, SPACE = ".model", "▁"
 UNIGRAM, BPE = 1, 2
 NORMAL, USER_DEFINED, BYTE = 1, 4, 6
-# spaces at the ends of a text; other white space stays. JavaScript reads it alike
+# spaces at the ends of a text; other white space stays. Also an expression of JavaScript
 ENDS = r"(?<![\s\S]) +| +(?![\s\S])"
 UNKNOWN_PENALTY = 10.0  # as in SentencePiece: below the least likely piece
 

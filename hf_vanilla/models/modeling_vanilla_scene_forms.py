@@ -240,7 +240,7 @@ class VanillaForVectorTrajectoryPrediction(VanillaScenePreTrainedModel):
         self.interaction = FullEncoder(config, config.encoder_layers)
         self.modes = nn.Linear(width, config.num_seeds * width)
         self.attention = VanillaEncoderLayer(config)
-        self.attention.self_attn = VanillaAttention(config, 1)
+        self.attention.self_attn = VanillaAttention(config, 1)  # one head, whatever the config says
         self.hidden = nn.Linear(2 * width, config.decoder_ffn_dim)
         self.projection = nn.Linear(config.decoder_ffn_dim, 2 * config.predicted_steps + 1)
         self.post_init()

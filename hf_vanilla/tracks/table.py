@@ -204,10 +204,12 @@ def table_of_rows(
     is_twice = (frame[1:] == frame[:-1]) & (agent[1:] == agent[:-1])
     if is_twice.any():
         row = int(np.flatnonzero(is_twice)[0])
-        several = ", or name the column of scenes: --columns scene=NAME" * (rows.scene is None)
+        several = (
+            ", or name the column of scenes: --columns scene=NAME" if rows.scene is None else ""
+        )
         raise ValueError(
-            f"{rows.line(np.arange(len(frame))[order][row + 1])}: agent {agent_names[agent[row]]} "
-            f"is twice in frame {frame[row]}: keep one row{several}"
+            f"{rows.line(_row_of_file(order, row + 1))}: agent {agent_names[agent[row]]} is twice "
+            f"in frame {frame[row]}: keep one row{several}"
         )
     del is_twice
     per_step = _frames_per_step(rows, order, frame, agent, scene)
@@ -339,6 +341,11 @@ def _numbered(names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return encoded.indices.to_numpy(), values
 
 
+def _row_of_file(order: Any, row: int) -> int:
+    """The index in the file of row `row` of the sorted table; a slice: the same."""
+    return row if isinstance(order, slice) else int(order[row])
+
+
 def _check_numbers(rows: Rows) -> None:
     if not len(rows.frame):
         raise ValueError(f"{rows.source} has no rows: give a file with positions")
@@ -384,7 +391,7 @@ def _frames_per_step(
             is_odd = (np.diff(frame) % step != 0) & (agent[1:] == agent[:-1])
             row = int(np.flatnonzero(is_odd & (scene[1:] == number))[0]) + 1
             raise ValueError(
-                f"{rows.line(np.arange(len(frame))[order][row])}: an agent's frames advance by "
+                f"{rows.line(_row_of_file(order, row))}: an agent's frames advance by "
                 f"{frame[row] - frame[row - 1]}, but mostly by {step}: frames must have one rate"
             )
     per_step[per_step == 0] = per_step.max(initial=1)

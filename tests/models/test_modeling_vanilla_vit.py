@@ -4,6 +4,7 @@ import pytest
 import torch
 from image_models import lively, their_vit, vit, vit_config
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.testing import assert_close
 from transformers import AutoModel, AutoModelForImageClassification, Trainer, TrainingArguments
 
@@ -176,6 +177,11 @@ def test_without_gradients_nothing_is_overwritten_that_a_hook_reads():
         assert len(calls) == 3
         for hook in hooks:
             hook.remove()
+        of_all = register_module_forward_hook(lambda *call: calls.append(call))
+        model(images)
+        of_all.remove()
+        (states,), found = next(call[1:] for call in calls[3:] if call[0] is layer.fc1)
+        assert_close(found, layer.fc1(states), **EXACT)
         layer.activation_fn.forward = lambda states: calls.append(states) or states.relu()
         model(images)
     assert calls[-1].min() < -0.2  # less than any GELU

@@ -48,8 +48,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Read a table of tracks, write their futures.")
     parser.add_argument("stride", nargs="?", type=int, metavar="FRAMES_PER_STEP")
     stride = parser.parse_args().stride
-    for stream, encoding in ((sys.stdin, "utf-8-sig"), (sys.stdout, "utf-8")):  # BOM or none
-        stream.reconfigure(encoding=encoding, newline="")  # type: ignore[union-attr]  # wrappers
+    for stream, code in ((sys.stdin, "utf-8-sig"), (sys.stdout, "utf-8")):  # may begin with a BOM
+        stream.reconfigure(encoding=code, newline="")  # type: ignore[union-attr]  # TextIOWrapper
     rows, write = csv.DictReader(sys.stdin), csv.writer(sys.stdout, lineterminator="\n").writerow
     try:
         forecaster = Forecaster()
