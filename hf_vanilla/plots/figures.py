@@ -1,11 +1,9 @@
 """What every figure shares: style, fonts of any script, a complete file; all figures by name."""
 
-import logging
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,6 @@ from hf_vanilla.families import TASKS, load_part
 from hf_vanilla.file_values import check_names
 from hf_vanilla.files import check_output_file, whole_file
 from hf_vanilla.options import HelpShown, UsageError, needs, parse_options
-
-logger = logging.getLogger(__name__)
 
 SUFFIXES = (".png", ".svg")
 DOTS_PER_INCH = 150
@@ -134,7 +130,9 @@ def figure_style(theme: str = "light") -> Iterator[Theme]:
     colours = theme_of(theme)
     with needs("figures need matplotlib", "plot"):
         from matplotlib import rc_context
+        from matplotlib.font_manager import fontManager
         from matplotlib.rcsetup import cycler
+    installed = {entry.name for entry in fontManager.ttflist}
     kinds = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor")
     with rc_context(
         {
@@ -147,6 +145,8 @@ def figure_style(theme: str = "light") -> Iterator[Theme]:
             **{"axes.titlesize": 10, "figure.titlesize": 12, "axes.labelsize": 9},
             **{"xtick.labelsize": 8.5, "ytick.labelsize": 8.5, "legend.fontsize": 8.5},
             **{"legend.frameon": False, "lines.linewidth": 1.6},
+            "font.family": [name for name in FONTS if name in installed],
+            "text.parse_math": False,  # dollar signs are drawn as they stand
             "axes.prop_cycle": cycler(color=colours.lines),
             "image.cmap": colours.heat,
         }
@@ -175,77 +175,10 @@ def new_figure(size: tuple[float, float]) -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure in the format of its suffix, PNG or SVG, completely or not at all.
-
-    Text is drawn as it stands, dollar signs too; characters that no installed font of `FONTS` has
-    are written as their numbers.
-    """
-    _set_characters(figure, path.name)
+    """Write a figure in the format of its suffix, PNG or SVG, completely or not at all."""
     with whole_file(path) as unfinished:
         kind = path.suffix[1:].lower()
         figure.savefig(unfinished, format=kind, dpi=DOTS_PER_INCH, bbox_inches="tight")
-
-
-def _set_characters(figure: Any, name: str) -> None:
-    """Switch formulas off and replace characters that cannot be drawn."""
-    from matplotlib.text import Text
-
-    both = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
-    for axis in both:
-        axis.get_ticklabels(which="both")  # tick labels are made when they are first asked for
-    texts = figure.findobj(Text)
-    used = {character for text in texts for character in text.get_text()} - {"\n"}
-    unknown = used - _characters(tuple(_families()))
-    if unknown and _add_new_fonts():
-        unknown = used - _characters(tuple(_families()))
-    for text in texts:
-        text.set_parse_math(False)
-        text.set_fontfamily(_families())
-    if unknown:
-        _write_numbers(unknown, texts, both, name)
-
-
-def _write_numbers(
-    unknown: set[str], texts: Sequence[Any], axis_objects: Sequence[Any], name: str
-) -> None:
-    """Write characters that cannot be drawn as their numbers, such as ⟨U+6F22⟩."""
-    numbers = {ord(character): f"⟨U+{ord(character):04X}⟩" for character in unknown}
-    shown = "".join(c if c.isprintable() else numbers[ord(c)] for c in sorted(unknown)[:20])
-    logger.warning("%s: no installed font has %s: numbers stand for them", name, shown)
-    for axis in axis_objects:
-        labels = [label.get_text() for label in axis.get_ticklabels()]
-        if any(unknown & set(label) for label in labels):
-            axis.set_ticks(axis.get_ticklocs(), [label.translate(numbers) for label in labels])
-    for text in texts:
-        text.set_text(text.get_text().translate(numbers))
-
-
-def _families() -> list[str]:
-    """The installed fonts of `FONTS`."""
-    from matplotlib.font_manager import fontManager
-
-    installed = {entry.name for entry in fontManager.ttflist}
-    return [name for name in FONTS if name in installed]
-
-
-def _add_new_fonts() -> bool:
-    """Find fonts that were installed after matplotlib listed them; whether there are any."""
-    from matplotlib.font_manager import findSystemFonts, fontManager
-
-    known = {entry.fname for entry in fontManager.ttflist}
-    for path in sorted(set(findSystemFonts()) - known):
-        with suppress(OSError, RuntimeError):  # a file that is no font
-            fontManager.addfont(path)
-    return len({entry.fname for entry in fontManager.ttflist}) > len(known)
-
-
-@cache
-def _characters(families: tuple[str, ...]) -> frozenset[str]:
-    """All characters that these fonts have between them."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    files = [findfont(FontProperties(family=[name])) for name in families]
-    return frozenset(chr(code) for file in files for code in get_font(file).get_charmap())
 
 
 @contextmanager

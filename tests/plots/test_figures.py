@@ -1,6 +1,5 @@
 """What every figure shares: early refusals, themes, characters of any script, complete files."""
 
-import logging
 import sys
 import warnings
 
@@ -12,7 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from PIL import Image
 
-from hf_vanilla.plots import figures
 from hf_vanilla.plots.figures import (
     THEMES,
     check_output,
@@ -141,20 +139,6 @@ def test_a_figure_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 # --- characters --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def forget_fonts():
-    figures._characters.cache_clear()
-    yield
-    figures._characters.cache_clear()
-
-
-@pytest.fixture
-def only_own_font(monkeypatch, forget_fonts):
-    own = [entry for entry in fontManager.ttflist if entry.name.startswith("DejaVu Sans")]
-    monkeypatch.setattr(fontManager, "ttflist", own)
-    monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", lambda: [])
-
-
 def write_font(path):
     """A font of one letter, a box."""
     pen = TTGlyphPen(None)
@@ -174,41 +158,24 @@ def write_font(path):
     builder.save(path)
 
 
-def test_a_character_that_no_font_has_becomes_its_number(tmp_path, only_own_font, caplog):
-    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
-        warnings.simplefilter("error")
-        save_figure(labelled(f"a{RARE}", "b", RARE), tmp_path / "a.svg")
-    assert caplog.messages == [f"a.svg: no installed font has {RARE}: numbers stand for them"]
-    texts = text_of(tmp_path / "a.svg")
-    assert texts.count("a⟨U+13000⟩") == 2
-    assert texts.count("⟨U+13000⟩") == texts.count("b") == 1
-
-
-def test_a_character_is_drawn_from_a_newly_installed_font_that_has_it(
-    tmp_path, only_own_font, monkeypatch, caplog
-):
+def test_a_character_is_drawn_from_the_first_installed_font_that_has_it(tmp_path, monkeypatch):
+    own = [entry for entry in fontManager.ttflist if entry.name.startswith("DejaVu Sans")]
+    monkeypatch.setattr(fontManager, "ttflist", own)
+    common = "␣üñЖאع→"
+    with figure_style(), pytest.warns(UserWarning, match=r"Glyph 77824 .* missing from font"):
+        save_figure(labelled(common, RARE), tmp_path / "a.png")
     write_font(tmp_path / "rare.ttf")
-    (tmp_path / "broken.ttf").write_bytes(b"no font")
-    files = [str(tmp_path / name) for name in ("broken.ttf", "rare.ttf")]
-    monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", lambda: files)
-    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+    fontManager.addfont(tmp_path / "rare.ttf")
+    with figure_style(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        save_figure(labelled(RARE * 9), tmp_path / "a.svg")
-        save_figure(labelled(RARE * 9), tmp_path / "a.png")
-    assert not caplog.messages
-    assert RARE * 9 in text_of(tmp_path / "a.svg")
-    with Image.open(tmp_path / "a.png") as picture:
-        picture.verify()
-
-
-def test_characters_of_matplotlibs_own_font_need_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "_add_new_fonts", lambda: 1 / 0)
-    save_figure(labelled("␣üñ", "⟨E6⟩", "Ж", "א", "ع", "→"), tmp_path / "a.png")
+        save_figure(labelled(common, RARE), tmp_path / "a.svg")
+    assert text_of(tmp_path / "a.svg").count(RARE) == 1
 
 
 @pytest.mark.parametrize("label", ["$x$", r"$\frac$", "$5 or $6", "_a^b", "\\alpha"])
 def test_text_is_never_taken_for_a_formula(tmp_path, label):
-    save_figure(labelled(label), tmp_path / "a.svg")
+    with figure_style():
+        save_figure(labelled(label), tmp_path / "a.svg")
     assert text_of(tmp_path / "a.svg").count(label) == 2
 
 
