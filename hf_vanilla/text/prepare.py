@@ -52,15 +52,14 @@ def prepare_shards(options: PrepareOptions) -> Path:
     folder = Path(options.output)
     tokenizer = load_saved(AutoTokenizer, options.tokenizer)
     corpus = load_corpus(options, is_stream=options.streaming)
-    if options.part == 1 and "validation" in corpus:  # two files, which `train --prepared` needs
-        folder.mkdir(parents=True, exist_ok=True)
+    pairs = StreamedPairs(corpus["train"]) if options.streaming else corpus["train"]
+    cut = {"pairs_per_shard": options.pairs_per_shard, "part": options.part, "parts": options.parts}
+    prepared = write_shards(pairs, tokenizer, folder, **cut)
+    if options.part == 1 and "validation" in corpus:  # two files, beside shards of this corpus
         rows, files = list(corpus["validation"]), [folder / f"validation.{side}" for side in SIDES]
         for side, file in zip(SIDES, files, strict=True):
             write_text(file, "".join(" ".join(row[side].split()) + "\n" for row in rows))
         logger.info("validation pairs: --validation_source %s --validation_target %s", *files)
-    pairs = StreamedPairs(corpus["train"]) if options.streaming else corpus["train"]
-    cut = {"pairs_per_shard": options.pairs_per_shard, "part": options.part, "parts": options.parts}
-    prepared = write_shards(pairs, tokenizer, folder, **cut)
     missing = sum(not prepared.path(folder, n).is_file() for n in range(prepared.shards))
     logger.info(
         "%d pairs in %d shards; %s",

@@ -178,6 +178,12 @@ def test_the_validation_pairs_of_a_dataset_become_files(trained_run, tmp_path, s
     assert (output / "validation.source").read_text() == "\na\na a\n"
     assert (output / "validation.target").read_text() == "b\nb b\nb b b\n"
 
+    changed = {"train": Dataset.from_list(PAIRS[1:]), "validation": Dataset.from_list(PAIRS[3:5])}
+    DatasetDict(changed).save_to_disk(tmp_path / "other")
+    with pytest.raises(ValueError, match="choose another output"):
+        prepare_shards(PrepareOptions(dataset=str(tmp_path / "other"), **where))
+    assert (output / "validation.target").read_text() == "b\nb b\nb b b\n"
+
 
 def test_a_tokenizer_that_was_replaced_is_refused(corpus_files, trained_run, tmp_path):
     prepare(corpus_files, trained_run, tmp_path / "shards")
