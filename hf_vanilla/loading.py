@@ -62,7 +62,7 @@ def read_settings(name: str | Path) -> dict[str, Any]:
         name: folder or Hub id.
 
     Raises:
-        ValueError: it is damaged, or a size in it is absurd.
+        ValueError: there is none, it is damaged, or a size in it is absurd.
         OSError: nothing is found under that name, or a file.
     """
     name = model_folder(name)
@@ -75,6 +75,11 @@ def read_settings(name: str | Path) -> dict[str, Any]:
         _check_hub_answers(name)
         settings, _ = PreTrainedConfig.get_config_dict(str(name))
         _check_sizes(settings)
+    if not settings:
+        remedy = "give one that training wrote"
+        if Path(name).name.startswith("checkpoint-"):
+            remedy = "give its run, or make a model of checkpoints by hf-vanilla average"
+        raise ValueError(f"{name} is not a model folder (it has no config.json): {remedy}")
     return settings
 
 

@@ -179,8 +179,15 @@ def test_a_model_of_transformers_is_named_with_how_to_convert_it(tmp_path):
 
 
 def test_a_folder_without_a_model_is_no_missing_option(tmp_path):
-    with pytest.raises(ValueError, match=r"has no config\.json of a model"):
+    with pytest.raises(ValueError, match=r"has no config\.json\): give one"):
         read_evaluation(["--model", str(tmp_path), "--dataset", "photos"])
+
+
+def test_a_checkpoint_of_any_task_is_no_model(tmp_path):
+    start = tmp_path / "checkpoint-3"
+    start.mkdir()
+    with pytest.raises(ValueError, match=r"give its run, or make a model .* hf-vanilla average"):
+        read_recipe(["--recipe", "digits_halves", "--initial_model", str(start)]).config()
 
 
 def test_a_translator_without_a_tokenizer_is_refused_with_the_remedy(folders, tmp_path):

@@ -55,8 +55,7 @@ def load_image_model(
     """
     entry = task_entry(task)
     if (kind := read_settings(name).get("model_type")) not in entry.model_types:
-        found = f"is a model of type {kind!r}" if kind else "has no config.json of a model"
-        raise ValueError(f"{name} {found}: {remedy}")
+        raise ValueError(f"{name} is a model of type {kind!r}: {remedy}")
     processor = load_image_processor(name)
     place = device_named(device)
     return load_model(load_part(entry.auto_class), name).to(place), processor

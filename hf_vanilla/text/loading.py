@@ -63,10 +63,6 @@ def load_translator(
             )
         if (Path(name) / "decoder.onnx").is_file():
             raise ValueError(_EXPORTED.format(name, "ONNX Runtime", "onnx"))
-        remedy = "give one that training wrote"
-        if Path(name).name.startswith("checkpoint-"):
-            remedy = "give its run, or make a model of checkpoints by hf-vanilla average"
-        raise ValueError(f"{name} is not a model folder (it has no config.json): {remedy}")
     if (Path(name) / "model.bin").is_file() and (Path(name) / "config.json").is_file():
         raise ValueError(_EXPORTED.format(name, "CTranslate2", "ctranslate2"))
     return load_in(name, dtype, device), load_saved(AutoTokenizer, name)

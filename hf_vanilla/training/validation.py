@@ -228,8 +228,8 @@ def read_evaluation(arguments: Sequence[str]) -> tuple[Callable[[Any], Any], Any
         return action, parse_options(options, arguments, epilog=epilog)
     except UsageError:
         # of a model that is not there, its error says more
-        if name is not None and task == DEFAULT_TASK and not read_settings(name):
-            raise ValueError(f"{name} has no config.json of a model: give a model folder") from None
+        if name is not None and task == DEFAULT_TASK:
+            read_settings(name)
         raise
 
 

@@ -293,7 +293,7 @@ def test_an_output_named_like_an_image_and_an_unknown_device_are_refused(folder,
 
 
 def test_a_folder_without_a_model_is_named_so(tmp_path):
-    with pytest.raises(ValueError, match=r"has no config\.json of a model: give an"):
+    with pytest.raises(ValueError, match=r"has no config\.json\): give one"):
         load_image_model(str(tmp_path), "image_classification", remedy="give an image model")
 
 
