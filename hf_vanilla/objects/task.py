@@ -121,7 +121,7 @@ def check_trainable(images: DetectionImages, num_queries: int) -> None:
         row = counts.index(max(counts))
         raise ValueError(
             f"{images.names[row]} has {counts[row]} objects, but the model has {num_queries} "
-            "queries: set model.num_queries well above, or leave such images out"
+            "queries: give a new model a larger model.num_queries, or leave such images out"
         )
     if hint := box_form_hint(images):
         raise ValueError(f"{images.origin}: {hint}")

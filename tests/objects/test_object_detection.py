@@ -237,7 +237,7 @@ def test_training_reads_coco_files_and_scores_the_validation(tmp_path):
 @pytest.mark.parametrize(
     ("model", "data", "told"),
     [
-        ({"num_queries": 1}, {}, "queries: set model.num_queries"),
+        ({"num_queries": 1}, {}, "queries: give a new model a larger"),
         ({}, {"images_per_step": 3, "images_per_batch": 2}, "not a multiple"),
         ({}, {"shortest_edge": 90}, "longest_edge=64 is smaller"),
         ({}, {"smallest_scale": 1.5}, "smallest_scale=1.5"),
