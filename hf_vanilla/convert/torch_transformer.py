@@ -49,7 +49,7 @@ class TorchOptions(Options):
 
     input: str = option(text="file of a state dict: torch.save or safetensors")
     output: str = option(text="folder for our model")
-    heads: int = option(text="attention heads (nhead)")
+    heads: int = option(text="attention heads (nhead)", at_least=1)
     pad_token_id: int = option(text="id of padding")
     decoder_start_token_id: int = option(text="id that targets start with")
     eos_token_id: int = option(text="id that sentences end with")
@@ -207,7 +207,11 @@ def _positions(
 ) -> tuple[dict[str, Any], list[str]]:
     """Config fields for the saved position table, and why our model cannot express it."""
     if options.positions not in weights:
-        logger.warning("no position table was saved: assuming interleaved sinusoids (3.5)")
+        logger.warning(
+            "no position table %r was saved: assuming interleaved sinusoids (3.5); --positions "
+            "gives another name",
+            options.positions,
+        )
         return {}, []
     table = weights[options.positions]
     if table.numel() % width == 0 and width % 2 == 0:

@@ -66,7 +66,9 @@ class TimmOptions(Options):
 
     input: str = option(text="folder of weights and config.json, file of weights, or Hub id")
     output: str = option(text="folder for our model")
-    heads: int | None = option(None, "attention heads; default: config.json, else as timm has them")
+    heads: int | None = option(
+        None, "attention heads; default: config.json, else as timm has them", at_least=1
+    )
 
 
 def convert_timm(options: TimmOptions) -> Path:
@@ -191,10 +193,6 @@ def _timm_config(
             )
         size = [channels, side * patch[0], side * patch[1]]
     labels = settings.get("label_names") or pretrained.get("label_names")
-    if isinstance(labels, dict):  # where ids have gaps
-        labels = [labels.get(str(index), f"LABEL_{index}") for index in range(len(head))]
-    names = [str(label) for label in labels or ()]
-    classes: dict[str, Any] = label_fields(names) if names else {"num_labels": len(head)}
     return VanillaVitConfig(
         image_size=list(size[1:]),
         patch_size=patch,
@@ -204,8 +202,22 @@ def _timm_config(
         encoder_attention_heads=heads or width // HEAD_WIDTH,
         encoder_ffn_dim=fed.shape[0],
         layer_norm_eps=1e-6,
-        **classes,
+        **_classes(labels, len(head), origin),
     )
+
+
+def _classes(labels: Any, count: int, origin: str) -> dict[str, Any]:
+    """Config fields for the classes; a dict of labels may have gaps."""
+    if not labels:
+        return {"num_labels": count}
+    if isinstance(labels, dict):
+        labels = [labels.get(str(index), f"LABEL_{index}") for index in range(count)]
+    if len(labels) != count:
+        raise ValueError(
+            f"{origin} has {count} classes, but {len(labels)} label_names in config.json: correct "
+            "them there, or remove them"
+        )
+    return label_fields([str(label) for label in labels])
 
 
 # --- .npz files of the ViT authors, github.com/google-research/vision_transformer ---------------

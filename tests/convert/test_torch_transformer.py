@@ -213,7 +213,7 @@ def test_options_name_a_model_inside_a_larger_file(tmp_path, caplog):
         output_projection="out.proj",
     )
     convert_torch(options)
-    assert "assuming interleaved sinusoids" in caplog.text
+    assert "assuming interleaved sinusoids (3.5); --positions gives another name" in caplog.text
     ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")
     assert_close(logits(ours), logits(theirs), **CLOSE)
 

@@ -23,7 +23,7 @@ from hf_vanilla import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.convert.checkpoint_files import read_arrays
 from hf_vanilla.convert.formats import convert, read_conversion
 from hf_vanilla.convert.vit import from_vit, to_vit
-from hf_vanilla.convert.vit_checkpoints import from_google, from_timm
+from hf_vanilla.convert.vit_checkpoints import TimmOptions, from_google, from_timm
 from hf_vanilla.convert.weight_names import rename_to_theirs
 
 EXACT = {"rtol": 0, "atol": 0}
@@ -411,6 +411,8 @@ def test_timm_heads_follow_from_the_width_or_the_settings():
     assert from_timm(theirs, settings).config.encoder_attention_heads == 2
     with pytest.raises(ValueError, match="does not tell its attention heads: give them with --hea"):
         from_timm(timm_weights(width=96))
+    with pytest.raises(ValueError, match="heads=0: give a positive number"):
+        TimmOptions(input="theirs", output="ours", heads=0)
 
 
 def test_a_timm_folder_without_safetensors_is_read(tmp_path):
@@ -431,6 +433,7 @@ def test_a_timm_folder_without_safetensors_is_read(tmp_path):
         ({"pretrained_cfg": {"crop_pct": "all"}}, "crop_pct is 'all': give"),
         ({"pretrained_cfg": [1]}, r"pretrained_cfg is \[1\]: give keys and values"),
         ({"pretrained_cfg": {}, "model_args": "x"}, "model_args is 'x': give keys and values"),
+        ({"label_names": ["cat", "dog"]}, "has 7 classes, but 2 label_names .*: correct them"),
     ],
     ids=str,
 )
