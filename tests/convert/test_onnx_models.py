@@ -17,7 +17,7 @@ from scene_models import SCENE_FORMS, scene_model
 
 from hf_vanilla import quantize
 from hf_vanilla.convert.export import ExportOptions, QuantizeOptions, export, quantize_folder
-from hf_vanilla.convert.onnx.models import FAULTS, RUNNERS
+from hf_vanilla.convert.onnx.models import RUNNERS, SAMPLING
 from hf_vanilla.convert.vit_checkpoints import timm_processor
 from hf_vanilla.data.images import as_rgb
 from hf_vanilla.families import TASKS
@@ -34,13 +34,7 @@ onnx = pytest.importorskip("onnx")
 for name in ("onnxscript", "onnxruntime"):
     pytest.importorskip(name)
 
-EXPORTED_FORMS = [
-    "modes",
-    "one",
-    "density",
-    "second",
-    *sorted(SCENE_FORMS.keys() - {"proposals", "proposals_paper"}),
-]
+EXPORTED_FORMS = ["modes", "one", "density", "second", *SCENE_FORMS]
 GRAPHS = {
     "classify": """<ir_version: 10, opset_import: ["": 20]>
         means (float[B, 3, H, W] pixel_values) => (float[B, 3] logits) <int64[2] sides = {2, 3}>
@@ -236,7 +230,7 @@ def test_what_draws_samples_is_refused(tmp_path):
     with pytest.raises(ValueError, match="num_agent_kinds=7, whose inputs a graph does not take"):
         exported(tmp_path / "w")
     forms = {name for entry in TASKS.values() for name in entry.forms.values()}
-    assert set(FAULTS) < forms
+    assert set(SAMPLING) < forms
 
 
 @pytest.mark.release
@@ -296,10 +290,19 @@ def test_a_forecaster_gives_the_same_futures(form, tmp_path):
         past = np.random.default_rng(1).normal(size=(agents, 5, 2)).cumsum(1) + 1000.0
         seen = np.ones((agents, 5), bool)
         seen[agents // 3, :2] = False
+        seen[-1, :-1] = False  # no displacement of it is known
         for a, b in zip(predict(model, past, seen), theirs.predict(past, seen), strict=True):
             np.testing.assert_allclose(b, a, atol=1e-3)
     if form == "modes":
         check_forecasts_of_a_table(folder, past, seen, theirs)
+
+
+@pytest.mark.release
+def test_a_model_without_weights_is_exported(tmp_path):
+    folder = exported("constant_velocity", output=str(tmp_path / "exported"))
+    past = np.arange(16.0).reshape(1, 8, 2)
+    futures, _ = runner_of(folder, "forecast").Forecaster(folder).predict(past, past[..., 0] >= 0)
+    assert futures[0, 0, :2].tolist() == [[16, 17], [18, 19]]
 
 
 @pytest.mark.release

@@ -21,14 +21,8 @@ from .files import ANY, Input, write_graph
 
 RUNNERS = Path(__file__).with_name("runners")
 PROGRAM = "the exported program"
-# what a graph cannot do, by the class that does it
-SAMPLES = "draws samples or searches"
-FAULTS = {
-    "VanillaForQuantizedTrajectoryPrediction": SAMPLES,
-    "VanillaForJointTrajectoryPrediction": SAMPLES,
-    "VanillaForProposalTrajectoryPrediction": "gives lone agents other futures in ONNX Runtime",
-    "VanillaForSocialProposalTrajectoryPrediction": "has a graph that ONNX Runtime does not run",
-}
+# classes that draw samples or search, which a graph cannot do
+SAMPLING = ("VanillaForQuantizedTrajectoryPrediction", "VanillaForJointTrajectoryPrediction")
 
 
 class Outputs(nn.Module):
@@ -99,14 +93,18 @@ def export_forecaster(name: str, folder: Path, dtype: str) -> None:
         ValueError: a graph cannot do what the model does.
     """
     model = load_forecaster(name, device="cpu")
-    if (form := class_name(model.config)) in FAULTS:
-        raise ValueError(f"{name} is a {form}, which {FAULTS[form]}: use the command forecast")
+    if (form := class_name(model.config)) in SAMPLING:
+        raise ValueError(
+            f"{name} is a {form}, which draws samples or searches: use the command forecast"
+        )
     for field in OPTIONAL_INPUTS:
         if value := getattr(model.config, field, 0):
             raise ValueError(
                 f"{name} has {field}={value}, whose inputs a graph does not take: export a model "
                 "trained without it"
             )
+    # sdpa's operators give other values to a query that may attend to nothing
+    model.config._attn_implementation = "eager"
     inputs, outputs = _forecaster_inputs(model.config), ["trajectories", "mode_logits"]
     _write(model, folder, inputs, outputs, dtype=dtype, program="forecast.py")
 
