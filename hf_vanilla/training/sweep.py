@@ -216,10 +216,11 @@ def _check_values(path: Path, values: Mapping[str, Any]) -> None:
             raise ValueError(f"{path}: {key} is missing")
     if not isinstance(values["output_dir"], str):
         raise ValueError(f"{path}: output_dir={shown(values['output_dir'])}: give a folder")
-    for name in ("options", "runs"):
-        section = values.get(name) or {}
-        check_names(f"{path}: {name}", section, section)  # that it holds keys and values
-    names = [str(name) for name in values["runs"]]
+    runs, options = values["runs"], values.get("options")
+    check_names(f"{path}: runs", runs, runs)  # that it holds keys and values
+    if options is not None:
+        check_names(f"{path}: options", options, options)
+    names = [str(name) for name in runs]
     if wrong := [n for n in names if {"/", "\\"}.intersection(n) or names.count(n) > 1]:
         raise ValueError(f"{path}: runs.{wrong[0]}: give a run a name of its own, without / and \\")
     seeds = values["seeds"]

@@ -270,6 +270,7 @@ def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_pat
         ({"runs": {"a/b": {}}}, "runs.a/b: give a run a name of its own, without /"),
         ({"output_dir": ["r"]}, r"output_dir=\['r'\]: give a folder"),
         ({"options": [1]}, "options must hold keys and values"),
+        ({"options": 0}, "options must hold keys and values, not 0"),
         ({"options": {"seed": 7}}, "runs.small: seed=7: give seeds"),
         ({"runs": {"a": {"output_dir": "b"}}}, "runs.a: output_dir='b': give output_dir of the"),
         ({"runs": {"a": {"recipe": [1]}}}, r"runs.a: recipe is \[1\]: give a text"),
