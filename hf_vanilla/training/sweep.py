@@ -418,9 +418,9 @@ def _train_and_test(run: SweepRun, sweep: Sweep, children: Children) -> bool:
         for command in commands:
             status = children.run(command, log)
             if status:
-                # a command that has just started does not handle SIGTERM yet
-                is_ended = status in (TERMINATED_STATUS, -signal.SIGTERM)
-                what = "stopped" if is_ended else "failed"
+                # a command that has just started does not handle signals yet
+                signals = (signal.SIGINT, signal.SIGTERM)
+                what = "stopped" if -status in signals or status - 128 in signals else "failed"
                 logger.warning("%s, seed %d: %s; see %s", run.name, run.seed, what, log.name)
                 return False
     if record is None:

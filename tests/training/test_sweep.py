@@ -352,9 +352,14 @@ def test_a_sigterm_ends_the_sweep_and_its_run_with_a_checkpoint(corpus_files, tm
 
 
 @pytest.mark.parametrize(
-    ("status", "told"), [(143, "stopped"), (-signal.SIGTERM, "stopped"), (1, "failed")]
+    ("status", "told"),
+    [
+        *((status, "stopped") for status in (143, -signal.SIGTERM, 130)),
+        (1, "failed"),
+        (2, "failed"),
+    ],
 )
-def test_a_run_ended_by_a_sigterm_is_stopped_and_not_failed(
+def test_a_run_ended_by_a_signal_is_stopped_and_not_failed(
     status, told, corpus_files, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(sweep.Children, "run", lambda *_: status)  # -15 where nothing handles it
