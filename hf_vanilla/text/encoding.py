@@ -8,6 +8,7 @@ Shapes: N pairs.
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -33,7 +34,6 @@ ENCODED_AT_ONCE = 10_000
 PREPARED = "prepared.json"
 FORMAT = 1  # version of the files' meaning
 MOST_PAIRS = 10**12
-SAMPLED_ROWS = 1_000  # rows of text in a corpus's fingerprint, evenly spaced
 # what decides the ids of a `VanillaFairseqTokenizer` beside its backend
 FAIRSEQ_SETTINGS = (
     *("source_vocab_size", "target_pieces", "source_lang", "target_lang"),
@@ -231,38 +231,8 @@ class Prepared(Options):
         return folder / f"shard-{shard:05d}-of-{self.shards:05d}.arrow"
 
 
-class StreamedPairs:
-    """Rows of a stream of unknown length, counted and then read once, forwards, by slices.
-
-    Args:
-        rows: of `source` and `target`.
-
-    Raises:
-        ValueError: there are none.
-    """
-
-    def __init__(self, rows: IterableDataset) -> None:
-        digest, self._count = hashlib.sha256(), 0
-        for row in tqdm(rows, desc="Counting", unit="pair"):
-            digest.update(json.dumps([row["source"], row["target"]]).encode())
-            self._count += 1
-        if not self._count:
-            raise ValueError("the stream has no sentence pairs")
-        self.fingerprint = digest.hexdigest()[:16]
-        self._iterator, self._following = iter(rows), 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, rows: slice) -> dict[str, list[str]]:
-        first, end = rows.start - self._following, rows.stop - self._following
-        read = list(islice(self._iterator, first, end))
-        self._following = rows.stop
-        return {side: [row[side] for row in read] for side in ("source", "target")}
-
-
 def write_shards(
-    pairs: Dataset | StreamedPairs,
+    pairs: Dataset | IterableDataset,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     *,
@@ -276,7 +246,7 @@ def write_shards(
     work without exchanging anything.
 
     Args:
-        pairs: rows of `source` and `target`, the same in every part.
+        pairs: rows of `source` and `target`, the same in every part; they are read twice, in order.
         tokenizer: of both languages, the same in every part.
         folder: of the shards.
         pairs_per_shard: of every shard but the last.
@@ -287,13 +257,15 @@ def write_shards(
         What the shards of all parts are.
 
     Raises:
-        ValueError: the folder has shards of another corpus, tokenizer or size.
+        ValueError: there are no pairs, or the folder has shards of another corpus, tokenizer or
+            size.
         OSError: a file cannot be written.
     """
+    count, corpus = _count_and_hash(pairs)
     prepared = Prepared(
-        pairs=len(pairs),
+        pairs=count,
         pairs_per_shard=pairs_per_shard,
-        corpus=_corpus_fingerprint(pairs),
+        corpus=corpus,
         tokenizer=tokenizer_fingerprint(tokenizer),
     )
     mark = f".{part}"  # parts that start at once write the same files
@@ -312,6 +284,7 @@ def write_shards(
     shards, schema = range(part - 1, prepared.shards, parts), ENCODED.arrow_schema
     files = {prepared.path(folder, n): prepared.rows(n) for n in shards}
     total = sum(map(len, files.values()))
+    following, read = _texts_of(pairs), 0
     with tqdm(total=total, desc="Tokenizing", unit="pair") as bar:
         for path, rows in files.items():
             if path.is_file():
@@ -324,7 +297,10 @@ def write_shards(
             ):
                 for first in range(rows.start, rows.stop, ENCODED_AT_ONCE):
                     last = min(first + ENCODED_AT_ONCE, rows.stop)
-                    encoded = encode_texts(tokenizer, pairs[first:last])
+                    batch = zip(*islice(following, first - read, last - read), strict=True)
+                    source, target = map(list, batch)
+                    read = last
+                    encoded = encode_texts(tokenizer, {"source": source, "target": target})
                     writer.write_table(pa.table(encoded, schema=schema))
                     bar.update(last - first)
     return prepared
@@ -410,10 +386,18 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return f"{len(tokenizer):,} entries, {digest_of(entries)}"
 
 
-def _corpus_fingerprint(pairs: Dataset | StreamedPairs) -> str:
-    """Hash of some rows, or of all rows of a stream; the same on every machine."""
-    if isinstance(pairs, StreamedPairs):
-        return pairs.fingerprint
-    rows = np.unique(np.linspace(0, len(pairs) - 1, SAMPLED_ROWS).astype(np.int64))
-    texts = pairs[rows.tolist()]
-    return digest_of(json.dumps([texts["source"], texts["target"]]))
+def _count_and_hash(pairs: Dataset | IterableDataset) -> tuple[int, str]:
+    """Number of all rows, and their hash, which is the same on every machine."""
+    digest, count = hashlib.sha256(), 0
+    for texts in tqdm(_texts_of(pairs), desc="Counting", unit="pair"):
+        digest.update(json.dumps(texts).encode())
+        count += 1
+    if not count:
+        raise ValueError("there are no sentence pairs")
+    return count, digest.hexdigest()[:16]
+
+
+def _texts_of(pairs: Dataset | IterableDataset) -> Iterator[tuple[str, str]]:
+    """Source and target of each row; rows are read in batches, which is faster."""
+    for batch in pairs.iter(1000):
+        yield from zip(batch["source"], batch["target"], strict=True)

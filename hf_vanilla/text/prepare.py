@@ -12,7 +12,7 @@ from hf_vanilla.loading import load_saved
 from hf_vanilla.options import option
 
 from .data import load_corpus
-from .encoding import StreamedPairs, write_shards
+from .encoding import write_shards
 from .options import PairOptions
 
 logger = logging.getLogger(__name__)
@@ -52,9 +52,8 @@ def prepare_shards(options: PrepareOptions) -> Path:
     folder = Path(options.output)
     tokenizer = load_saved(AutoTokenizer, options.tokenizer)
     corpus = load_corpus(options, is_stream=options.streaming)
-    pairs = StreamedPairs(corpus["train"]) if options.streaming else corpus["train"]
     cut = {"pairs_per_shard": options.pairs_per_shard, "part": options.part, "parts": options.parts}
-    prepared = write_shards(pairs, tokenizer, folder, **cut)
+    prepared = write_shards(corpus["train"], tokenizer, folder, **cut)
     if options.part == 1 and "validation" in corpus:  # two files, beside shards of this corpus
         rows, files = list(corpus["validation"]), [folder / f"validation.{side}" for side in SIDES]
         for side, file in zip(SIDES, files, strict=True):

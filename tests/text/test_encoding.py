@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from datasets import Dataset, IterableDataset
+from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer
 from hf_vanilla.text import encoding
-from hf_vanilla.text.encoding import LengthLimits, StreamedPairs, encode_pairs
+from hf_vanilla.text.encoding import LengthLimits, encode_pairs
 
 PAIRS = {
     "source": ["ein Haus", "", "das kleine Haus", "am See", "x" * 47],
@@ -96,22 +96,6 @@ def test_the_cache_tells_settings_of_a_converted_tokenizer_apart(tmp_path):
         pairs = encode_pairs(Dataset.load_from_disk(tmp_path), tokenizer, LengthLimits(9))
         found += [(row["input_ids"].tolist(), row["labels"].tolist()) for row in pairs.rows]
     assert found == [([6, 5], [5]), ([4, 5], [5]), ([6, 5], [2])]
-
-
-def test_a_stream_is_counted_and_then_read_once_whatever_slices_are_left_out():
-    read = []
-
-    def rows():
-        for number in range(11):
-            read.append(number)
-            yield {"source": f"{number}", "target": f"t{number}"}
-
-    pairs = StreamedPairs(IterableDataset.from_generator(rows))
-    assert (len(pairs), read) == (11, [*range(11)])
-    slices = [pairs[2:4], pairs[4:5], pairs[8:11]]
-    assert [part["source"] for part in slices] == [["2", "3"], ["4"], ["8", "9", "10"]]
-    assert slices[1]["target"] == ["t4"]
-    assert read == [*range(11)] * 2
 
 
 def test_both_sides_of_a_row_belong_to_one_pair(encoded, tiny_tokenizer):

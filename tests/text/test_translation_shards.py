@@ -100,6 +100,9 @@ def test_a_stopped_preparation_writes_only_what_is_missing(pairs, shards, tiny_t
     write_shards(pairs, tiny_tokenizer, shards, pairs_per_shard=10)
     assert second.read_bytes() == expected
     assert first.stat().st_mtime_ns == kept
+    second.unlink()
+    write_shards(pairs.to_iterable_dataset(), tiny_tokenizer, shards, pairs_per_shard=10)
+    assert second.read_bytes() == expected
 
 
 @pytest.mark.parametrize("size", [0, 40, 900])
@@ -113,9 +116,12 @@ def test_a_cut_shard_is_named(shards, size):
 def test_other_pairs_or_another_size_are_refused(pairs, shards, tiny_tokenizer):
     with pytest.raises(ValueError, match=r"pairs_per_shard=10, but this run has 9"):
         write_shards(pairs, tiny_tokenizer, shards, pairs_per_shard=9)
-    changed = Dataset.from_list([{**row, "source": "c"} for row in PAIRS])
+    rows = PAIRS * 90
+    folder = shards.with_name("many")
+    write_shards(Dataset.from_list(rows), tiny_tokenizer, folder, pairs_per_shard=2000)
+    rows[1001] = {**rows[1001], "source": "c"}  # one row of many
     with pytest.raises(ValueError, match=r"with corpus='.*choose another output"):
-        write_shards(changed, tiny_tokenizer, shards, pairs_per_shard=10)
+        write_shards(Dataset.from_list(rows), tiny_tokenizer, folder, pairs_per_shard=2000)
 
 
 @pytest.mark.parametrize(
