@@ -270,13 +270,7 @@ def write_shards(
     )
     mark = f".{part}"  # parts that start at once write the same files
     if (folder / PREPARED).is_file():
-        found = vars(read_prepared(folder))
-        for name, value in vars(prepared).items():
-            if found[name] != value:
-                raise ValueError(
-                    f"{folder} has shards with {name}={found[name]!r}, but this run has {value!r}: "
-                    "choose another output"
-                )
+        _check_same(folder, prepared)
     else:
         write_files(folder, tokenizer.save_pretrained, mark=mark)
         text = json.dumps(asdict(prepared), indent=1)
@@ -384,6 +378,17 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Number of entries and hash of the vocabulary."""
     entries = json.dumps(sorted(tokenizer.get_vocab().items()))
     return f"{len(tokenizer):,} entries, {digest_of(entries)}"
+
+
+def _check_same(folder: Path, prepared: Prepared) -> None:
+    """Refuse to continue shards of another corpus, tokenizer or size."""
+    found = vars(read_prepared(folder))
+    for name, value in vars(prepared).items():
+        if found[name] != value:
+            raise ValueError(
+                f"{folder} has shards with {name}={found[name]!r}, but this run has {value!r}: "
+                "choose another output"
+            )
 
 
 def _count_and_hash(pairs: Dataset | IterableDataset) -> tuple[int, str]:
