@@ -10,7 +10,7 @@ import venv
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transformers import HfArgumentParser
+from hf_vanilla.commands import run
 
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = {"lowest": "constraints-lowest.txt", "newest": "constraints.txt"}
@@ -43,8 +43,8 @@ def python_of(end: str, folder: Path) -> Path:
     return python
 
 
-if __name__ == "__main__":
-    (options,) = HfArgumentParser(CompatOptions).parse_args_into_dataclasses()
+def check(options: CompatOptions) -> None:
+    """Run the tests at each end; exits with status 1 where some fail."""
     if unknown := set(options.ends) - CONSTRAINTS.keys():
         sys.exit(f"error: no end called {', '.join(unknown)}: give lowest, newest or both")
     pythons = {end: python_of(end, Path(options.folder).resolve()) for end in options.ends}
@@ -59,3 +59,7 @@ if __name__ == "__main__":
             done = subprocess.run([python, "-m", *arguments], cwd=ROOT, env=environment)
             failed += [f"{name} at the {end} versions"] * bool(done.returncode)
     sys.exit(f"error: failed: {', '.join(failed)}" if failed else 0)
+
+
+if __name__ == "__main__":
+    run(check, CompatOptions)

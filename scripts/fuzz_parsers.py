@@ -1,10 +1,11 @@
-"""Damaged files for every reader of user data: scripts/fuzz_parsers.py [INPUTS] [SEED].
+"""Damaged files for every reader of user data.
 
 Each reader gets INPUTS variants of a good file: values are replaced, left out or repeated, or
 bytes are changed. It may accept one, or refuse it by an error that a command prints in one line;
 any other exception, and more than ten seconds for an input, is printed, and the exit status is 1.
 """
 
+import argparse
 import copy
 import json
 import os
@@ -265,7 +266,7 @@ def outcome_of(case: Case, root: Path, draw: random.Random) -> str:
     return "accepted"
 
 
-def main(inputs: int = 100, seed: int = 0) -> int:
+def main(inputs: int, seed: int) -> int:
     """Run all readers; returns the exit status."""
 
     def stop(*_: Any) -> None:
@@ -288,4 +289,7 @@ def main(inputs: int = 100, seed: int = 0) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    parser = argparse.ArgumentParser(description="Give damaged files to the readers of user data.")
+    parser.add_argument("inputs", type=int, nargs="?", default=100, help="files for each reader")
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    sys.exit(main(**vars(parser.parse_args())))

@@ -5,6 +5,7 @@ hook of hatch, this file adds `command_options.json` to a wheel that is built wh
 transformers are installed. Without it, the first `--help` writes it to the user's cache.
 """
 
+import argparse
 import json
 import sys
 from importlib.util import find_spec
@@ -33,6 +34,7 @@ class OptionsHook(BuildHookInterface):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description="Write tests/options.txt.").parse_args()
     from hf_vanilla.command_help import option_names
 
     (ROOT / "tests" / "options.txt").write_text("".join(f"{name}\n" for name in option_names()))

@@ -1,9 +1,10 @@
-"""What `import hf_vanilla` adds to transformers: scripts/benchmarks/import_cost.py [ROUNDS].
+"""What `import hf_vanilla` adds to transformers.
 
 Medians of the CPU seconds (user + system) of new processes, which run in turn. The baseline imports
 torch, transformers and the modules that transformers' own encoder-decoder models import: Marian's.
 """
 
+import argparse
 import resource
 import statistics
 import subprocess
@@ -25,7 +26,10 @@ def cpu_seconds(program: str) -> float:
 
 
 if __name__ == "__main__":
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    parser = argparse.ArgumentParser(description="Compare the CPU seconds of imports.")
+    parser.add_argument("rounds", type=int, nargs="?", default=7)
+    if (rounds := parser.parse_args().rounds) < 1:
+        parser.error(f"rounds={rounds}: give 1 or more")
     for program in PROGRAMS.values():
         cpu_seconds(program)  # the first of each reads the disk
     times: dict[str, list[float]] = {name: [] for name in PROGRAMS}

@@ -35,6 +35,24 @@ def script(program, tmp_path):
     return script
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong", "told"),
+    [
+        ("fuzz_parsers.py", "x", "argument inputs: invalid int value: 'x'"),
+        ("list_options.py", "x", "unrecognized arguments: x"),
+        ("benchmarks/import_cost.py", "0", "rounds=0: give 1 or more"),
+        ("check_transformers_compat.py", "--end=lowest", "unknown: --end=lowest"),
+    ],
+)
+def test_programs_of_developers_have_a_help_and_refuse_in_one_line(
+    script, program, tmp_path, name, wrong, told
+):
+    assert f"usage: {Path(name).name} [" in script(name, "--help").stdout
+    done = program("python", SCRIPTS / name, wrong, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr.splitlines()[-1]
+
+
 def test_train_prints_the_folder_of_the_model(script, corpus_files, tmp_path):
     recipe = small_run.recipe("run", corpus_files, eval_sentences=3)
     (tmp_path / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
