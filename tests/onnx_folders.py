@@ -1,6 +1,8 @@
 """The programs of exported folders, imported and started."""
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,3 +21,12 @@ def runner_of(folder, name="translate"):
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def without_reader(command, text):
+    """What a program does where nothing reads its stdout: its status and stderr."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, input=text, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    return done.returncode, done.stderr

@@ -9,8 +9,9 @@ decoder's cache, and a mask shows each its own past. B sentences, n beams, C slo
 
 import argparse
 import json
+import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,7 @@ class Translator:
             size = max(TOKENS_PER_BATCH // len(rows[order[0]]), 1)
             batch, order = order[:size], order[size:]
             for i, found in zip(batch, self.search([rows[i] for i in batch]), strict=True):
-                results[i] = found[:n]
-                for one in results[i]:
-                    one.text = self.tokenizer.decode(one.ids)
+                results[i] = [replace(h, text=self.tokenizer.decode(h.ids)) for h in found[:n]]
         return results
 
     def search(self, rows: list[list[int]]) -> list[list[Hypothesis]]:
@@ -181,6 +180,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="default: one for each core")
     options = parser.parse_args()
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # a TextIOWrapper
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGTERM), signal.SIG_DFL)  # as head sends it
     translator, number = Translator(threads=options.threads), 0
     while lines := [line.decode().rstrip("\r\n") for line in islice(sys.stdin.buffer, WINDOW)]:
         lines[0] = lines[0] if number else lines[0].removeprefix("\ufeff")  # byte order mark

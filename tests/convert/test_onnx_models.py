@@ -3,6 +3,7 @@
 import csv
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import image_models
 import numpy as np
 import pytest
 import torch
-from onnx_folders import BLOCKED, runner_of
+from onnx_folders import BLOCKED, runner_of, without_reader
 from PIL import Image
 from scene_models import SCENE_FORMS, scene_model
 
@@ -57,8 +58,12 @@ def exported(folder, **options):
 
 
 def typed(folder, program, *arguments, text=""):
-    command = [sys.executable, "-c", BLOCKED, str(folder / program), *arguments]
+    command = command_of(folder, program, *arguments)
     return subprocess.run(command, input=text, capture_output=True, check=False, text=True)
+
+
+def command_of(folder, program, *arguments):
+    return [sys.executable, "-c", BLOCKED, str(folder / program), *arguments]
 
 
 @pytest.fixture(params=GRAPHS)
@@ -209,6 +214,8 @@ def test_a_broken_image_costs_one_line_and_the_others_go_on(simple, tmp_path):
         assert line.startswith(f"error: {path}: ")
     assert done.returncode == 1
     assert typed(folder, f"{program}.py", paths[2]).returncode == 0
+    command = command_of(folder, f"{program}.py", paths[2])
+    assert without_reader(command, b"") == (-signal.SIGPIPE, b"")
     done = typed(folder, f"{program}.py")
     assert (done.stdout, done.returncode) == ("", 2)
     assert done.stderr.startswith(f"usage: {program}.py [-h] IMAGE")
@@ -338,6 +345,8 @@ def check_forecasts_of_a_table(folder, past, seen, theirs):
     done = typed(folder, "forecast.py", "5", text=f"\ufeff{table}")  # as spreadsheets write it
     assert (done.returncode, done.stderr) == (0, "")
     assert typed(folder, "forecast.py", text=table).stdout == done.stdout  # frames by 5 are found
+    command = command_of(folder, "forecast.py")
+    assert without_reader(command, table.encode()) == (-signal.SIGPIPE, b"")
     as_floats = re.sub(r"^(\d+),", r"\1.000,", table, flags=re.MULTILINE)
     assert typed(folder, "forecast.py", text=as_floats).stdout == done.stdout
     tracks, probabilities = theirs.predict(past, seen)

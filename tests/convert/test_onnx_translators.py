@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 from conftest import SENTENCES
 from lively import SIZES, lively_model
-from onnx_folders import BLOCKED, runner_of
+from onnx_folders import BLOCKED, runner_of, without_reader
 from tokenizers import AddedToken
 from transformers import MarianTokenizer
 
@@ -257,6 +258,8 @@ def test_the_program_runs_without_torch(folder):
         assert done.stderr.count(b"\n") == 1
     assert done.stderr.endswith(b"num_beams=4\n")
     assert typed(b"one\ncaf\xe9 two\n").stderr.endswith(rb"b'caf\xe9 two\n'" + b"\n")
+    command = [sys.executable, folder / "translate.py"]
+    assert without_reader(command, b"one\n") == (-signal.SIGPIPE, b"")
 
 
 def test_the_program_is_short():

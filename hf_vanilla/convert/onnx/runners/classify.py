@@ -7,6 +7,7 @@ classify.Classifier("FOLDER").probabilities([PIL.Image.open("a.png")])
 import argparse
 import csv
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -19,12 +20,11 @@ class Classifier:
     """The model of a folder; `labels` are its classes."""
 
     def __init__(self, folder: str | Path = Path(__file__).parent) -> None:
-        folder = Path(folder)
-        self.settings = json.loads((folder / "preprocessor_config.json").read_text("utf-8"))
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        self.settings = json.loads(Path(folder, "preprocessor_config.json").read_bytes())
+        config = json.loads(Path(folder, "config.json").read_bytes())
         self.labels = [config["id2label"][str(n)] for n in range(len(config["id2label"]))]
         self.is_multi_label = len(self.labels) == 1 or "multi" in (config.get("problem_type") or "")
-        self.session = InferenceSession(folder / "model.onnx")
+        self.session = InferenceSession(Path(folder, "model.onnx"))
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """`(3, H, W)` float32: in the model's size or cut to it, scaled and normalized."""
@@ -67,13 +67,13 @@ if __name__ == "__main__":
     parser.add_argument("images", nargs="+", metavar="IMAGE")
     paths, is_bad = parser.parse_args().images, False
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # a TextIOWrapper
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGTERM), signal.SIG_DFL)  # as head sends it
     classifier, write = Classifier(), csv.writer(sys.stdout, lineterminator="\n").writerow
     for path in paths:
         try:
             probabilities = classifier.probabilities([Image.open(path)])[0]
+            write((path, classifier.labels[probabilities.argmax()], f"{probabilities.max():.4f}"))
         except Exception as error:  # a damaged file fails in many ways
             print(f"error: {path}: {error}", file=sys.stderr)
             is_bad = True
-            continue
-        write((path, classifier.labels[probabilities.argmax()], f"{probabilities.max():.4f}"))
     sys.exit(is_bad)

@@ -7,6 +7,7 @@ detect.Detector("FOLDER").detect(PIL.Image.open("a.png"), threshold=0.7)
 import argparse
 import csv
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -66,14 +67,13 @@ if __name__ == "__main__":
     parser.add_argument("images", nargs="+", metavar="IMAGE")
     paths, is_bad = parser.parse_args().images, False
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # a TextIOWrapper
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGTERM), signal.SIG_DFL)  # as head sends it
     detector, write = Detector(), csv.writer(sys.stdout, lineterminator="\n").writerow
     for path in paths:
         try:
-            objects = detector.detect(Image.open(path))
+            for label, score, *box in detector.detect(Image.open(path)):
+                write((path, label, f"{score:.4f}", *(f"{side:.1f}" for side in box)))
         except Exception as error:  # a damaged file fails in many ways
             print(f"error: {path}: {error}", file=sys.stderr)
             is_bad = True
-            continue
-        for label, score, *box in objects:
-            write((path, label, f"{score:.4f}", *(f"{side:.1f}" for side in box)))
     sys.exit(is_bad)

@@ -8,6 +8,7 @@ tracks.csv: columns frame, agent, x, y; each future starts at the agent's last f
 import argparse
 import csv
 import json
+import signal
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -50,12 +51,12 @@ if __name__ == "__main__":
     stride = parser.parse_args().stride
     for stream, code in ((sys.stdin, "utf-8-sig"), (sys.stdout, "utf-8")):  # may begin with a BOM
         stream.reconfigure(encoding=code, newline="")  # type: ignore[union-attr]  # TextIOWrapper
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGTERM), signal.SIG_DFL)  # as head sends it
     rows, write = csv.DictReader(sys.stdin), csv.writer(sys.stdout, lineterminator="\n").writerow
     try:
-        forecaster = Forecaster()
+        model, seen = Forecaster(), dict[tuple[str, int], tuple[float, float]]()
         if missing := {"frame", "agent", "x", "y"}.difference(rows.fieldnames or ()):
             raise ValueError(f"no column {', '.join(sorted(missing))}; commas separate columns")
-        seen: dict[tuple[str, int], tuple[float, float]] = {}
         for r in rows:
             if None in r:  # such as 1,5 in place of 1.5
                 raise ValueError(f"{r.pop(None)}: beyond the columns; decimals have a point")
@@ -71,9 +72,8 @@ if __name__ == "__main__":
     last = dict.fromkeys((agent for agent, _ in seen), 0) | dict(sorted(seen))  # frame of each
     for end in sorted({*last.values()}):
         agents = [a for a in last if (a, end) in seen]  # the others at this frame are read too
-        frames = end + stride * np.arange(1 - forecaster.observed_steps, 1)
+        frames = end + stride * np.arange(1 - model.observed_steps, 1)
         past = np.array([[seen.get((a, f), (np.nan, np.nan)) for f in frames] for a in agents])
-        futures = forecaster.predict(past, np.isfinite(past[..., 0]))
-        for agent, modes, shares in zip(agents, *futures, strict=True):
-            for (mode, step), x in np.ndenumerate(modes[..., 0] if last[agent] == end else ()):
-                write((agent, mode, step + 1, x, modes[mode, step, 1], shares[mode]))
+        for a, modes, shares in zip(agents, *model.predict(past, past[..., 0] < 1e12), strict=True):
+            for (mode, step), x in np.ndenumerate(modes[..., 0] if last[a] == end else ()):
+                write((a, mode, step + 1, x, modes[mode, step, 1], shares[mode]))
