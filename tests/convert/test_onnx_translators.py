@@ -16,8 +16,9 @@ import torch
 from conftest import SENTENCES
 from lively import SIZES, lively_model
 from onnx_folders import BLOCKED, runner_of, without_reader
-from tokenizers import AddedToken
-from transformers import MarianTokenizer
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
+from transformers import MarianTokenizer, TokenizersBackend
 
 from hf_vanilla import VanillaConfig, VanillaForSequenceClassification, train_tokenizer, translate
 from hf_vanilla.convert.export import ExportOptions, export
@@ -341,6 +342,11 @@ def test_what_the_export_cannot_express_is_named_in_one_line(model, tokenizer, t
     model.save_pretrained(tmp_path / "ours")
     tokenizer.save_pretrained(tmp_path / "ours")
     refused(r"no_repeat_ngram_size=3 .*\[\[5, 6\]\].*eos_token_id=\[1, 2\]", tmp_path / "ours")
+    shutil.copytree(tmp_path / "ours", tmp_path / "words")
+    words = Tokenizer(WordLevel(tokenizer.get_vocab(), unk_token="<unk>"))
+    settings = {"eos_token": "</s>", "clean_up_tokenization_spaces": True}
+    TokenizersBackend(tokenizer_object=words, **settings).save_pretrained(tmp_path / "words")
+    refused("clean_up_tokenization_spaces=True of the tokenizer", tmp_path / "words")
     refused("no such folder", tmp_path / "nowhere")
     refused("exists and is not an empty folder", tmp_path / "ours", output=str(tmp_path / "ours"))
     refused(

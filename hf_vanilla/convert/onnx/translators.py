@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers.models import BPE
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -108,6 +109,9 @@ def _faults(
     reasons[f"a {used.__name__}, whose code is not in tokenizer.json"] = any(
         getattr(used, name, 0) is not getattr(TokenizersBackend, name) for name in methods
     )
+    cleans = bool(tokenizer.clean_up_tokenization_spaces)  # transformers does so unless it is BPE
+    kind = type(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None))
+    reasons["clean_up_tokenization_spaces=True of the tokenizer"] = cleans and kind is not BPE
     return reasons
 
 
