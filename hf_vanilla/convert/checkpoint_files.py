@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.file_values import checked
 from hf_vanilla.loading import one_line, read_settings
-from hf_vanilla.text.loading import load_translator, require_float, require_own
+from hf_vanilla.text.loading import load_translator, require_float
 
 # what to do about a file that can run code, by `trust_pickle` of `read_checkpoint`
 REMEDIES = {
@@ -123,8 +123,7 @@ def load_encoder_decoder(name: str) -> tuple[Any, PreTrainedTokenizerBase]:
         ValueError: it is another model, or has int8 weights.
         OSError: nothing is found under that name.
     """
-    model, tokenizer = load_translator(name, device="cpu")
-    require_own(model, name)
+    model, tokenizer = load_translator(name, device="cpu", own=name)
     require_float(model, name)
     return model, tokenizer
 

@@ -88,7 +88,7 @@ def training_and_validation(
 
     Raises:
         ValueError: validation images have no label or a class that training images lack, or the
-            data have no such split.
+            data have no such split or no other images in it.
         OSError: nothing is found under a name.
     """
     columns = {"image_column": options.image_column, "label_column": options.label_column}
@@ -110,8 +110,8 @@ def training_and_validation(
     is_other = options.validation is not None or split == train_split
     if not is_other and np.array_equal(validation.fingerprints, train.fingerprints):
         raise ValueError(
-            f"validation_split={split!r}: {train.origin} has no such split, and would be validated "
-            "on its training images: give validation or validation_share"
+            f"validation_split={split!r}: {options.dataset} has no such split, or it holds the "
+            "training images: give validation or validation_share"
         )
     return train, validation
 

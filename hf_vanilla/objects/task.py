@@ -95,7 +95,7 @@ def training_and_validation(
         ):
             raise ValueError(
                 f"validation_split={options.validation_split!r}: {train.origin} has no such split, "
-                "and would be validated on its training images: give validation"
+                "or it holds the training images: give validation"
             )
     log_sets(train, validation)
     return train, validation

@@ -22,9 +22,10 @@ from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.recipe import Recipe
 
 from .encoding import EncodedPairs, LengthLimits, encode_pairs, read_shards, shards_tokenizer
-from .loading import load_translator, require_own
+from .loading import load_translator
 from .mixture import add_tags, check_tags, first_rows, mixture_pairs, tagged_pairs
 from .options import PairOptions, TranslationDataOptions
+from .regularization import SubwordDropout
 from .tokenizer_training import train_tokenizer
 
 logger = MainProcessLogger(logging.getLogger(__name__), {})
@@ -45,6 +46,7 @@ class TextData:
         validation_text: rows of `source` and `target`, to be translated; None likewise.
         train_text: rows of `source` and `target`, one per encoded pair; None unless BPE-dropout
             or noise reads them.
+        dropout: encodes the training text anew for each batch; None without BPE-dropout.
         firsts: `(C + 1,)` row at which each corpus of a mixture begins, and the number of rows;
             None without a mixture.
     """
@@ -54,6 +56,7 @@ class TextData:
     validation: EncodedPairs | None
     validation_text: Dataset | None = None
     train_text: Dataset | None = None
+    dropout: SubwordDropout | None = None
     firsts: np.ndarray | None = None
 
 
@@ -105,6 +108,7 @@ def prepare_text(
     if options.validation_files:
         corpus["validation"] = pairs_from_files(*options.validation_files)
     tokenizer = _make_tokenizer(recipe, corpus, initial_tokenizer)
+    dropout = _make_dropout(recipe, tokenizer)  # before the corpus is encoded
     if parts:
         check_tags(tokenizer, options.corpora)
         corpus["train"] = tagged_pairs(options.corpora, parts)
@@ -129,7 +133,8 @@ def prepare_text(
     if options.bpe_dropout or any(part.is_noisy for part in options.corpora):
         text = corpus["train"] if train.kept is None else corpus["train"].select(train.kept)
     firsts = first_rows([len(part) for part in parts], train.kept) if parts else None
-    return TextData(tokenizer, train, validation, corpus.get("validation"), text, firsts)
+    unseen = corpus.get("validation")
+    return TextData(tokenizer, train, validation, unseen, text, dropout, firsts)
 
 
 def _make_tokenizer(
@@ -163,6 +168,14 @@ def _make_tokenizer(
     return tokenizer
 
 
+def _make_dropout(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> SubwordDropout | None:
+    options: TranslationDataOptions = recipe.data
+    if not options.bpe_dropout:
+        return None
+    seed, longest = recipe.train.seed, options.max_length
+    return SubwordDropout(tokenizer, rate=options.bpe_dropout, seed=seed, max_length=longest)
+
+
 def fingerprint(pairs: EncodedPairs) -> str:
     """Number of pairs and a hash of their ids, independent of the names of the files."""
     digest, count = hashlib.sha256(), len(pairs.rows)
@@ -192,7 +205,7 @@ def load_initial_model(recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedToken
     name = recipe.train.initial_model
     if name is None:
         return None
-    model, tokenizer = load_translator(name, dtype="float32", device=torch.device("cpu"))
-    require_own(model, f"initial_model={name!r}")
+    what, device = f"initial_model={name!r}", torch.device("cpu")
+    model, tokenizer = load_translator(name, dtype="float32", device=device, own=what)
     check_section(name, model.config, recipe.model)
     return model, tokenizer

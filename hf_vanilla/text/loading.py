@@ -40,7 +40,11 @@ _EXPORTED = "{} is a model for {}: add --engine {}, or give the model that it wa
 
 
 def load_translator(
-    name: str, *, dtype: str | None = None, device: str | torch.device | None = None
+    name: str,
+    *,
+    dtype: str | None = None,
+    device: str | torch.device | None = None,
+    own: str = "",
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer of a folder or Hub id; the model is in evaluation mode.
 
@@ -48,10 +52,11 @@ def load_translator(
         name: folder or Hub id.
         dtype: as for `Translator`.
         device: where to compute; None: a GPU if there is one, for int8 always a CPU.
+        own: how a message names a model that must be of this package; empty: it need not.
 
     Raises:
         ValueError: a local folder has no model, a damaged one or one that does not translate,
-            or the dtype is not possible.
+            or the dtype is not possible; or a model that must be of this package is not.
         OSError: no model is found under this name.
     """
     name = model_folder(name)
@@ -65,7 +70,11 @@ def load_translator(
             raise ValueError(_EXPORTED.format(name, "ONNX Runtime", "onnx"))
     if (Path(name) / "model.bin").is_file() and (Path(name) / "config.json").is_file():
         raise ValueError(_EXPORTED.format(name, "CTranslate2", "ctranslate2"))
-    return load_in(name, dtype, device), load_saved(AutoTokenizer, name)
+    model = load_in(name, dtype, device)
+    # before the tokenizer, which a model of another class may lack
+    if own and not isinstance(model, VanillaForConditionalGeneration):
+        raise ValueError(f"{own} holds {type(model).__name__}: convert it by hf-vanilla convert")
+    return model, load_saved(AutoTokenizer, name)
 
 
 def load_in(name: str, dtype: str | None, device: str | torch.device | None) -> PreTrainedModel:
@@ -125,20 +134,6 @@ def output_size(model: PreTrainedModel) -> int:
     layer: Any = model.get_output_embeddings()
     # FSMT returns the embedding table that is also its output layer
     return getattr(layer, "out_features", None) or layer.num_embeddings
-
-
-def require_own(model: PreTrainedModel, what: str) -> None:
-    """Refuse a model of another class than ours.
-
-    Args:
-        model: a loaded translator.
-        what: for the message, such as `"teacher='runs/a'"`.
-
-    Raises:
-        ValueError: it is of another class.
-    """
-    if not isinstance(model, VanillaForConditionalGeneration):
-        raise ValueError(f"{what} holds {type(model).__name__}: convert it by hf-vanilla convert")
 
 
 def require_float(model: PreTrainedModel, name: str) -> None:

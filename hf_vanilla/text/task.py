@@ -70,15 +70,8 @@ def prepare(recipe: Recipe) -> "TranslationTask":
     initial, its_tokenizer = load_initial_model(recipe) or (None, None)
     data = prepare_text(recipe, its_tokenizer)
     rows = data.train.rows.with_format("arrow")
-    tokenizer, dropout, noise = data.tokenizer, None, None
+    tokenizer, dropout, noise = data.tokenizer, data.dropout, None
     collate = PairCollator(tokenizer.pad_token_id)
-    if options.bpe_dropout:
-        dropout = SubwordDropout(
-            tokenizer,
-            rate=options.bpe_dropout,
-            seed=recipe.train.seed,
-            max_length=options.max_length,
-        )
     if data.firsts is not None and any(corpus.is_noisy for corpus in options.corpora):
         noise = SourceNoise(options.corpora, data.firsts, tokenizer, max_length=options.max_length)
     sides = (data.train.source_lengths, data.train.target_lengths)

@@ -185,8 +185,9 @@ def read_sweep(path: Path) -> Sweep:
     tasks, folder = set(), Path(values["output_dir"])
     for name, section in values["runs"].items():
         where = f"{path}: runs.{name}"
-        check_names(where, section, section)
-        own = dict(section)
+        own = {} if section is None else section
+        check_names(where, own, own)  # that it holds keys and values
+        own = dict(own)
         if (score := own.pop("published", None)) is not None:
             if not is_finite_number(score):
                 raise ValueError(f"{where}: published={shown(score)}: give a number, or none")

@@ -1,6 +1,7 @@
 """Image classification by the engine: runs, resumes, processes, and what is refused."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,10 @@ def test_training_images_do_not_stand_for_a_split_that_is_not_there(images):
     options = {"dataset": str(images / "train"), "validation_split": "val"}
     with pytest.raises(ValueError, match=r"validation_split='val': .*train has no such split"):
         training_and_validation(ImageDataOptions(**options))
+    shutil.copytree(images / "train", images / "val")
+    copied = ImageDataOptions(dataset=str(images), validation_split="val")
+    with pytest.raises(ValueError, match="has no such split, or it holds the training images"):
+        training_and_validation(copied)
     same = {"validation": options["dataset"]}, {"train_split": "val"}  # as they were asked for
     for changes in same:
         train, validation = training_and_validation(ImageDataOptions(**options | changes))

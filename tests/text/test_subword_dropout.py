@@ -4,6 +4,7 @@ import pickle
 from collections import Counter
 
 import pytest
+import small_run
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla.data.batching import TokenBatchSampler
 from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer
-from hf_vanilla.text import regularization
+from hf_vanilla.text import data, regularization
 from hf_vanilla.text.regularization import DropoutOrder, SubwordDropout
 
 TEXTS = ["the little house stands by the big lake", "das kleine Haus", "the house"]
@@ -87,7 +88,9 @@ def test_a_tokenizer_that_is_no_bpe_is_refused():
 
 
 @pytest.mark.parametrize("target", [None, ["<unk>", "b", "a"]], ids=["joint", "separate"])
-def test_a_tokenizer_with_dictionaries_of_fairseq_is_refused(target):
+def test_a_tokenizer_with_dictionaries_of_fairseq_is_refused_before_the_corpus_is_encoded(
+    target, corpus_files, tmp_path, monkeypatch
+):
     pieces = {"<unk>": 0, "a": 1, "b": 2, "ab": 3}
     backend = Tokenizer(models.BPE(vocab=pieces, merges=[("a", "b")], unk_token="<unk>"))
     tokenizer = VanillaFairseqTokenizer(
@@ -96,6 +99,11 @@ def test_a_tokenizer_with_dictionaries_of_fairseq_is_refused(target):
     message = "cannot use the dictionaries of a tokenizer converted from fairseq or FSMT: set it to"
     with pytest.raises(ValueError, match=message):
         dropout_of(tokenizer)
+    monkeypatch.setattr(data, "load_saved", lambda *_: tokenizer)
+    monkeypatch.setattr(data, "encode_pairs", None)
+    recipe = small_run.recipe(tmp_path, corpus_files, tokenizer="theirs", bpe_dropout=0.1)
+    with pytest.raises(ValueError, match=message):
+        data.prepare_text(recipe)
 
 
 def test_batches_are_formed_by_the_lengths_after_the_dropout(tiny_tokenizer, monkeypatch):

@@ -209,8 +209,8 @@ def test_options_of_a_file_may_be_null_lists_and_sections(corpus_files, tmp_path
     assert recipe.train.learning_rate_of == {"encoder": 1e-5}
     assert recipe.train.trackers == []
     assert recipe.train.logging_steps == 50
-    runs = {"a": {"model": None}}
-    assert read_sweep(write_sweep(tmp_path, corpus_files, runs=runs)).runs[0].recipe().model == {}
+    runs = read_sweep(write_sweep(tmp_path, corpus_files, runs={"a": {"model": None}, "b": None}))
+    assert [run.recipe().model for run in runs.runs[::2]] == [{}, small_run.MODEL]
 
 
 def test_a_run_changes_entries_of_a_shared_section_however_both_are_written(corpus_files, tmp_path):
@@ -271,6 +271,7 @@ def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_pat
         ({"output_dir": ["r"]}, r"output_dir=\['r'\]: give a folder"),
         ({"options": [1]}, "options must hold keys and values"),
         ({"options": 0}, "options must hold keys and values, not 0"),
+        ({"runs": {"a": 0}}, "runs.a must hold keys and values, not 0"),
         ({"options": {"seed": 7}}, "runs.small: seed=7: give seeds"),
         ({"runs": {"a": {"output_dir": "b"}}}, "runs.a: output_dir='b': give output_dir of the"),
         ({"runs": {"a": {"recipe": [1]}}}, r"runs.a: recipe is \[1\]: give a text"),
@@ -447,6 +448,9 @@ def test_what_cannot_be_compared_is_named_and_nothing_is_written(corpus_files, t
     with pytest.raises(ValueError, match="add test"):
         compare_runs((path, asked))
     assert not out.exists()
+    assert "has no test set: no bootstrap" in compare_runs(
+        (path, CompareOptions(baseline="smoothed"))
+    )
 
 
 def test_a_page_states_what_is_missing_and_what_holds(corpus_files, tmp_path, tested):
