@@ -372,6 +372,11 @@ class VanillaForObjectDetection(VanillaDetrPreTrainedModel):
         Raises:
             ValueError: inputs do not fit; the message says which and how.
         """
+        if labels is None and boxes is not None:
+            raise ValueError(
+                "boxes came without labels: give labels (B, M) too; a Trainer takes them away for "
+                "label_smoothing_factor: leave it at 0"
+            )
         counts = {
             "num_objects": kwargs.pop("num_items_in_batch", None),
             "num_images": kwargs.pop("num_images", None),

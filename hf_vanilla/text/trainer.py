@@ -97,6 +97,8 @@ def bleu_metrics(
     """A `compute_metrics` for `Seq2SeqTrainer` with `predict_with_generate`: BLEU and chrF."""
 
     def compute(prediction: EvalPrediction) -> dict[str, float]:
+        if isinstance(prediction.predictions, list):
+            raise ValueError("eval_do_concat_batches=False: bleu_metrics needs True, the default")
         if isinstance(prediction.predictions, tuple):
             raise ValueError(
                 "the predictions are logits, not translations: set predict_with_generate=True in "

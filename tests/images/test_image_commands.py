@@ -12,7 +12,12 @@ from image_files import colour_folder
 from image_models import vit
 from PIL import Image
 from torch.testing import assert_close
-from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTImageProcessorPil
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    EvalPrediction,
+    ViTImageProcessorPil,
+)
 
 from hf_vanilla.data.images import digit_images, read_image_folder
 from hf_vanilla.images.batches import image_processor
@@ -22,7 +27,7 @@ from hf_vanilla.images.evaluation import (
     evaluate_images,
     score_classifier,
 )
-from hf_vanilla.images.trainer import ImageRows, processed_size, with_new_head
+from hf_vanilla.images.trainer import ImageRows, accuracy, processed_size, with_new_head
 from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
 from hf_vanilla.training.validation import evaluate, read_evaluation
@@ -212,6 +217,10 @@ def test_rows_for_trainer_are_those_of_the_image_processor(images, resample):
     expected = processor(labelled.open(7), return_tensors="pt")["pixel_values"][0]
     assert_close(rows[7]["pixel_values"], expected)
     assert [rows[row]["labels"] for row in (0, 7, 11)] == [0, 1, -100]
+    logits, labels = np.eye(3), np.array([0, 2, -100])
+    assert accuracy(EvalPrediction(logits, labels)) == {"accuracy": 0.5}
+    with pytest.raises(ValueError, match="eval_do_concat_batches=False: accuracy needs True"):
+        accuracy(EvalPrediction([logits], [labels]))
 
 
 def test_a_processor_without_a_fixed_size_is_refused():

@@ -315,10 +315,12 @@ def test_a_mask_that_does_not_fit_is_named():
         model(pixels, mask)
 
 
-def test_labels_without_boxes_are_named():
-    pixels, mask = padded_images()
+def test_labels_without_boxes_and_boxes_without_labels_are_named():
+    model, (pixels, mask) = build(), padded_images()
     with pytest.raises(ValueError, match=r"give boxes \(B, M, 4\)"):
-        build()(pixels, mask, labels=torch.zeros(3, 1, dtype=torch.long))
+        model(pixels, mask, labels=torch.zeros(3, 1, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"give labels \(B, M\) too; .* label_smoothing_factor"):
+        model(pixels, mask, boxes=torch.rand(3, 1, 4))
 
 
 def test_gradients_of_the_loss_in_float64_equal_finite_differences():

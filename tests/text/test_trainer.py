@@ -174,6 +174,9 @@ def test_scores_of_logits_are_refused_with_the_remedy(trained, encoded, argument
     )
     with pytest.raises(ValueError, match="set predict_with_generate=True"):
         trainer.evaluate()
+    trainer.args.eval_do_concat_batches = False
+    with pytest.raises(ValueError, match="eval_do_concat_batches=False: bleu_metrics needs True"):
+        trainer.evaluate()
 
 
 def test_accumulated_passes_train_as_one_batch_does(trained_run, encoded, arguments):
