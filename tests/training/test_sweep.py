@@ -448,9 +448,6 @@ def test_what_cannot_be_compared_is_named_and_nothing_is_written(corpus_files, t
     with pytest.raises(ValueError, match="add test"):
         compare_runs((path, asked))
     assert not out.exists()
-    assert "has no test set: no bootstrap" in compare_runs(
-        (path, CompareOptions(baseline="smoothed"))
-    )
 
 
 def test_a_page_states_what_is_missing_and_what_holds(corpus_files, tmp_path, tested):

@@ -74,6 +74,6 @@ if __name__ == "__main__":
         agents = [a for a in last if (a, end) in seen]  # the others at this frame are read too
         frames = end + stride * np.arange(1 - model.observed_steps, 1)
         past = np.array([[seen.get((a, f), (np.nan, np.nan)) for f in frames] for a in agents])
-        for a, modes, shares in zip(agents, *model.predict(past, past[..., 0] < 1e12), strict=True):
+        for a, modes, p in zip(agents, *model.predict(past, ~np.isnan(past[..., 0])), strict=True):
             for (mode, step), x in np.ndenumerate(modes[..., 0] if last[a] == end else ()):
-                write((a, mode, step + 1, x, modes[mode, step, 1], shares[mode]))
+                write((a, mode, step + 1, x, modes[mode, step, 1], p[mode]))
