@@ -190,5 +190,5 @@ def test_bleu_by_length_scores_each_bin_by_its_own_sentences(monkeypatch, tmp_pa
     for many, edges in cases.items():
         assert program["round_edges"](many) == edges
     (tmp_path / "half").write_text("a\nb\n")
-    with pytest.raises(ValueError, match="half has 2 lines, and there are 6 sources"):
+    with pytest.raises(SystemExit, match=r"^error: .*half has 2 lines, and there are 6 sources$"):
         run(monkeypatch, LENGTH_BLEU, *given)

@@ -21,6 +21,7 @@ from hf_vanilla.commands import run
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.loss_vanilla_detr import Targets, detection_loss, padded_targets
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
+from hf_vanilla.options import Options, option
 
 Criterion = Callable[[dict[str, Any], list[dict[str, Tensor]]], Tensor]
 SMALL = {
@@ -39,20 +40,21 @@ OBJECTS = 4  # of each image
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions:
+class BenchmarkOptions(Options):
     """Speed of DETR beside transformers' own."""
 
     size: str = field(default="small", metadata={"help": "small (digit scenes) or r50"})
-    batch_size: int = field(default=32, metadata={"help": "images"})
-    height: int = field(default=64, metadata={"help": "pixels"})
-    width: int = field(default=64, metadata={"help": "pixels"})
-    rounds: int = field(default=7, metadata={"help": "steps measured of each"})
-    threads: int = field(default=1, metadata={"help": "of this process"})
+    batch_size: int = option(32, "images", at_least=1)
+    height: int = option(64, "pixels", at_least=1)
+    width: int = option(64, "pixels", at_least=1)
+    rounds: int = option(7, "steps measured of each", at_least=1)
+    threads: int = option(1, "of this process", at_least=1)
     official: str | None = field(
         default=None, metadata={"help": "clone of the authors' repository to compare with"}
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.size not in ("small", "r50"):
             raise ValueError(f"size={self.size!r}: choose small or r50")
 

@@ -11,6 +11,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+from hf_vanilla.commands import run
 from hf_vanilla.data.bleu import Scores, check_bleu_tokenizer, score_translations
 from hf_vanilla.data.lines import read_lines, read_pairs
 from hf_vanilla.plots.figures import (
@@ -53,8 +54,8 @@ class LengthBleu:
         return [f"≤{self.edges[0]}", *between, f">{self.edges[-1]}"]
 
 
-def main() -> None:
-    """Score translations by the length of their sources and save a figure."""
+def read_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--source", required=True, help="file of source sentences, plain or .gz")
     parser.add_argument("--reference", required=True, help="file of their translations")
@@ -63,9 +64,14 @@ def main() -> None:
     parser.add_argument("--edges", nargs="*", type=int, default=[], help="longest of each bin")
     parser.add_argument("--tokenize", default="13a", help="sacreBLEU's tokenizer")
     parser.add_argument("--output", default="length_bleu.png", help=".png or .svg, is replaced")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if any(low >= high for low, high in pairwise([0, *options.edges])):
         parser.error(f"--edges {options.edges}: give rising positive numbers, such as 10 20 30")
+    return options
+
+
+def main(options: argparse.Namespace) -> None:
+    """Score translations by the length of their sources and save a figure."""
     path = check_output(options.output, overwrite=True)
     check_bleu_tokenizer(options.tokenize)
     names = short_names(options.translations)
@@ -163,4 +169,4 @@ def save_length_bleu(by_length: LengthBleu, path: Path, *, unit: str = "words") 
 
 
 if __name__ == "__main__":
-    main()
+    run(main, read_options)

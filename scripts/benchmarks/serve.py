@@ -25,6 +25,7 @@ import numpy as np
 
 from hf_vanilla.commands import run
 from hf_vanilla.data.corpus import number_words
+from hf_vanilla.options import Options, option
 
 BROKEN = (
     b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\n{{{{{",
@@ -36,16 +37,16 @@ BROKEN = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeBenchmarkOptions:
+class ServeBenchmarkOptions(Options):
     """How to load the service."""
 
     model: str | None = field(default=None, metadata={"help": "model folder; default: numbers"})
     file: str | None = field(default=None, metadata={"help": "sentences; default: number words"})
-    sentences: int = field(default=256, metadata={"help": "number of different sentences"})
-    clients: int = field(default=64, metadata={"help": "clients of the throughput"})
-    crowd: int = field(default=200, metadata={"help": "clients of the endurance"})
-    seconds: float = field(default=60, metadata={"help": "of the endurance, at least"})
-    requests: int = field(default=10_000, metadata={"help": "of the endurance, at least"})
+    sentences: int = option(256, "number of different sentences", at_least=1)
+    clients: int = option(64, "clients of the throughput", at_least=1)
+    crowd: int = option(200, "clients of the endurance", at_least=1)
+    seconds: float = option(60, "of the endurance, at least", at_least=0)
+    requests: int = option(10_000, "of the endurance, at least", at_least=1)
     dtype: str | None = field(default=None, metadata={"help": "as for hf-vanilla serve"})
 
 

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from hf_vanilla.commands import run
+from hf_vanilla.options import Options, option
 from hf_vanilla.text.tokenizer_training import train_tokenizer
 
 FEW, AT_ONCE = 10_000, 250_000
@@ -46,13 +47,13 @@ print(time.process_time(), own, resident)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartupOptions:
+class StartupOptions(Options):
     """How much to start up on."""
 
     folder: str = field(metadata={"help": "where sets, caches and runs are kept; 4 GB for 5 M"})
-    pairs: int = field(default=5_000_000, metadata={"help": "sentence pairs"})
-    images: int = field(default=0, metadata={"help": "image files, in place of pairs"})
-    workers: int = field(default=1, metadata={"help": "processes that prepare the set"})
+    pairs: int = option(5_000_000, "sentence pairs", at_least=1)
+    images: int = option(0, "image files, in place of pairs", at_least=0)
+    workers: int = option(1, "processes that prepare the set", at_least=1)
 
 
 def sentences(draw: np.random.Generator, count: int) -> pa.Array:

@@ -30,6 +30,7 @@ from transformers import (
 from hf_vanilla import VanillaForImageClassification, VanillaVitConfig
 from hf_vanilla.commands import run
 from hf_vanilla.data.images import BUILT_IN_DIGITS, LabelledImages, load_images
+from hf_vanilla.options import Options, option
 from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
 
@@ -41,19 +42,20 @@ SIZES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions:
+class BenchmarkOptions(Options):
     """Speed of image models beside transformers' ViT."""
 
     size: str = field(default="digits", metadata={"help": f"one of {', '.join(SIZES)}"})
     folder: str | None = field(
         default=None, metadata={"help": "folder of class folders, or digits, for whole training"}
     )
-    rounds: int = field(default=15, metadata={"help": "rounds measured"})
-    warmup: int = field(default=3, metadata={"help": "rounds before them"})
-    epochs: int = field(default=10, metadata={"help": "of whole training"})
-    threads: int = field(default=1, metadata={"help": "of torch"})
+    rounds: int = option(15, "rounds measured", at_least=1)
+    warmup: int = option(3, "rounds before them", at_least=0)
+    epochs: int = option(10, "of whole training", at_least=1)
+    threads: int = option(1, "of torch", at_least=1)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.size not in SIZES:
             raise ValueError(f"size={self.size!r}: choose one of {', '.join(SIZES)}")
 

@@ -50,16 +50,20 @@ def test_training_is_measured_for_every_engine_and_told_by_share(corpus_files):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("name", "arguments", "told"),
     [
-        (("--size", "huge"), "size='huge': choose one of small, base"),
-        (("--source", "a"), "give both --source and --target, or neither"),
-        (("--warmup", "-1"), "warmup=-1: give 0 or more"),
-        (("--rounds", "0"), "rounds=0: give 1 or more"),
+        ("train.py", ("--size", "huge"), "size='huge': choose one of small, base"),
+        ("train.py", ("--source", "a"), "give both --source and --target, or neither"),
+        ("train.py", ("--warmup", "-1"), "warmup=-1: give 0 or more"),
+        ("train.py", ("--rounds", "0"), "rounds=0: give 1 or more"),
+        ("detr.py", ("--rounds", "0"), "rounds=0: give a positive number"),
+        ("vit.py", ("--rounds", "0"), "rounds=0: give a positive number"),
+        ("serve.py", ("--sentences", "0"), "sentences=0: give a positive number"),
+        ("startup.py", ("--folder", "a", "--pairs", "0"), "pairs=0: give a positive number"),
     ],
 )
-def test_training_refuses_what_it_cannot_measure_in_one_line(arguments, told):
-    done = benchmark("train.py", *arguments)
+def test_what_cannot_be_measured_is_refused_in_one_line(name, arguments, told):
+    done = benchmark(name, *arguments)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == f"error: {told}"
 
