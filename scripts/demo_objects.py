@@ -11,7 +11,7 @@ from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
 
 RECIPE = "digit_scenes_halves"
-COLUMNS = 4
+COLUMNS, GAP = 4, 4  # scenes in a row; pixels between two
 SEED, SCENES, DRAWN = 7, 200, 12  # scenes that neither training nor its validation saw
 
 
@@ -28,8 +28,8 @@ def demo(recipe: Recipe) -> None:
         drawn_objects(image, entry, detector.label_names)
         for image, entry in zip(images, found, strict=True)
     ]
-    width, height = drawn[0].size
-    gallery = Image.new("RGB", (COLUMNS * width, DRAWN // COLUMNS * height))
+    width, height = (side + GAP for side in drawn[0].size)
+    gallery = Image.new("RGB", (COLUMNS * width - GAP, DRAWN // COLUMNS * height - GAP), "white")
     for number, picture in enumerate(drawn):
         gallery.paste(picture, (width * (number % COLUMNS), height * (number // COLUMNS)))
     gallery.save(folder / "gallery.png")

@@ -207,7 +207,7 @@ def check_steps(processor: Any, reader: str, **others: Any) -> None:
         **others: further fields that it needs, with their values.
 
     Raises:
-        ValueError: a field has another value.
+        ValueError: a field has another value, or one of a step has none.
     """
     steps: dict[str, Any] = {"do_resize": True, "do_rescale": True, "do_normalize": True}
     for name, only in (steps | others).items():
@@ -216,6 +216,11 @@ def check_steps(processor: Any, reader: str, **others: Any) -> None:
                 f"the image processor has {name}={value!r}: {reader} needs {only!r}; set it in "
                 "preprocessor_config.json, if the model was trained so"
             )
+    numbers = ("resample", "rescale_factor", "image_mean", "image_std")
+    if absent := [name for name in numbers if getattr(processor, name) is None]:
+        raise ValueError(
+            f"the image processor has {absent[0]}=None: set it in preprocessor_config.json"
+        )
 
 
 def log_sets(train: Any, validation: Any) -> None:

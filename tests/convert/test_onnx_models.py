@@ -111,13 +111,20 @@ def test_an_int8_model_is_not_exported(tmp_path):
             exported(tmp_path / name)
 
 
-@pytest.mark.parametrize("field", ["do_resize", "do_rescale", "do_normalize"])
-def test_a_processor_that_the_program_does_not_imitate_is_refused(tmp_path, field):
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        *[(f"do_{step}", False, "False: .* needs True") for step in ("resize", "rescale")],
+        ("do_normalize", False, "False: the exported program needs True"),
+        ("image_mean", None, "None: set it in preprocessor_config.json"),
+    ],
+)
+def test_a_processor_that_the_program_does_not_imitate_is_refused(tmp_path, field, value, told):
     image_models.vit().save_pretrained(tmp_path / "vit")
     processor = image_processor((15, 20), [0.5] * 3, [0.5] * 3)
-    setattr(processor, field, False)
+    setattr(processor, field, value)
     processor.save_pretrained(tmp_path / "vit")
-    with pytest.raises(ValueError, match=f"{field}=False: the exported program needs True"):
+    with pytest.raises(ValueError, match=f"{field}={told}"):
         exported(tmp_path / "vit")
 
 
