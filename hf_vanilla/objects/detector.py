@@ -367,7 +367,8 @@ def drawn_objects(image: "Image", found: Detections, label_names: Sequence[str])
     pen = ImageDraw.Draw(picture)
     letters = max(SMALLEST_LETTERS, round(math.prod(size) ** 0.5 * LETTER_SHARE))
     font = _label_font(letters, is_ascii="".join(label_names).isascii())
-    for label, score, box in zip(found.labels, found.scores, found.boxes, strict=True):
+    entries = zip(found.labels, found.scores, found.boxes, strict=True)
+    for label, score, box in reversed([*entries]):  # the surest lies on the others
         colour = COLOURS[int(label) % len(COLOURS)]
         left, top, right, bottom = (box * factor).tolist()
         if right < left or bottom < top:

@@ -130,6 +130,9 @@ def test_the_name_of_a_box_is_readable_on_a_black_image():
     label = pixels[ys.min() : ys.max() + 1, xs.min() : xs.max() + 1].astype(int)
     for edge in (label[0], label[-1], label[:, 0], label[:, -1]):
         assert (edge == label[0, 0]).all()  # no letter touches the image beside the label
+    both = Detections(np.arange(2), box.repeat(2, 0), np.array([0.97, 0.6]), np.arange(2))
+    covered = np.asarray(drawn_objects(Image.new("RGB", (256, 256)), both, ("8", "8")))[:98]
+    assert (covered == pixels).all()  # the surest is seen
 
 
 def test_letters_and_lines_of_a_drawing_grow_with_the_image_and_have_umlauts(monkeypatch, caplog):
