@@ -226,6 +226,9 @@ def _on_device(
 ) -> tuple[PreTrainedModel, torch.nn.Module, Optimizer, LRScheduler]:
     """The model without wrappers, wrapped for training, its optimizer and schedule."""
     if options.gradient_checkpointing:
+        if not model.supports_gradient_checkpointing:
+            name = type(model).__name__
+            raise ValueError(f"gradient_checkpointing=True: not possible for {name}: leave it out")
         # the older name of the two is the only one before transformers 5.21
         new = getattr(model, "activation_checkpointing_enable", None)
         (new or model.gradient_checkpointing_enable)({"use_reentrant": False})

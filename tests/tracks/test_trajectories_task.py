@@ -263,6 +263,14 @@ def test_options_that_cannot_be_met_are_refused(tracks, tmp_path, data, message)
         recipe(tmp_path / "run", tracks, data=data)
 
 
+def test_a_form_without_checkpoints_of_activations_is_named_with_the_remedy(tracks, tmp_path):
+    asked = recipe(tmp_path / "run", tracks, data={"form": "one"}, gradient_checkpointing=True)
+    with pytest.raises(
+        ValueError, match=r"gradient_checkpointing=True: .*Prediction: leave it out"
+    ):
+        train(asked)
+
+
 def test_a_field_that_the_form_does_not_read_is_named(tracks, tmp_path, caplog):
     def named(form):
         fields = replace(recipe(tmp_path, tracks, data={"form": form}), model={"num_codes": 7})
