@@ -292,4 +292,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Give damaged files to the readers of user data.")
     parser.add_argument("inputs", type=int, nargs="?", default=100, help="files for each reader")
     parser.add_argument("seed", type=int, nargs="?", default=0)
-    sys.exit(main(**vars(parser.parse_args())))
+    options = parser.parse_args()
+    if options.inputs < 1:
+        parser.error(f"inputs={options.inputs}: give 1 or more")
+    sys.exit(main(options.inputs, options.seed))

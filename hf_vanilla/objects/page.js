@@ -87,6 +87,7 @@ function showBoxes() {
     name.textContent = button.title;
     const sides = { left, top, width: right - left, height: bottom - top };
     for (const [side, share] of Object.entries(sides)) button.style[side] = `${100 * share}%`;
+    button.style.zIndex = Math.round(1e6 * (1 - sides.width * sides.height)); // small ones can be clicked
     button.addEventListener("click", () => {
       chosen = chosen?.object === object ? null : { object };
       show();

@@ -39,6 +39,7 @@ def script(program, tmp_path):
     ("name", "wrong", "told"),
     [
         ("fuzz_parsers.py", "x", "argument inputs: invalid int value: 'x'"),
+        ("fuzz_parsers.py", "0", "inputs=0: give 1 or more"),
         ("list_options.py", "x", "unrecognized arguments: x"),
         ("benchmarks/import_cost.py", "0", "rounds=0: give 1 or more"),
         ("check_transformers_compat.py", "--end=lowest", "unknown: --end=lowest"),

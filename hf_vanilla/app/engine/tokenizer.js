@@ -50,7 +50,8 @@ export class Tokenizer {
     const known = ["BPE", "ByteLevel", "ByteLevel", "TemplateProcessing"];
     Object.entries(types).forEach(([name, part], index) => refuse(name, part?.type, known[index]));
     refuseAny(model, "continuing_subword_prefix", "end_of_word_suffix", "dropout", "ignore_merges", "byte_fallback");
-    refuseAny(settings, "clean_up_tokenization_spaces");
+    // without it, transformers cleans up no text of BPE, whatever clean_up_tokenization_spaces says
+    refuseAny(settings, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output");
     this.maxLength = settings.model_max_length ?? Infinity;
     this.normalize = normalizer(file.normalizer);
     [this.addsSpace, this.words] = [words.add_prefix_space, words.use_regex === false ? /[^]+/gu : WORDS];
