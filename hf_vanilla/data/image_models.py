@@ -216,11 +216,11 @@ def check_steps(processor: Any, reader: str, **others: Any) -> None:
                 f"the image processor has {name}={value!r}: {reader} needs {only!r}; set it in "
                 "preprocessor_config.json, if the model was trained so"
             )
-    numbers = ("resample", "rescale_factor", "image_mean", "image_std")
-    if absent := [name for name in numbers if getattr(processor, name) is None]:
-        raise ValueError(
-            f"the image processor has {absent[0]}=None: set it in preprocessor_config.json"
-        )
+    for name in ("resample", "rescale_factor", "image_mean", "image_std"):
+        if getattr(processor, name) is None:
+            raise ValueError(
+                f"the image processor has {name}=None: set it in preprocessor_config.json"
+            )
 
 
 def log_sets(train: Any, validation: Any) -> None:

@@ -133,8 +133,8 @@ def prepare_text(
     if options.bpe_dropout or any(part.is_noisy for part in options.corpora):
         text = corpus["train"] if train.kept is None else corpus["train"].select(train.kept)
     firsts = first_rows([len(part) for part in parts], train.kept) if parts else None
-    unseen = corpus.get("validation")
-    return TextData(tokenizer, train, validation, unseen, text, dropout, firsts)
+    validation_text = corpus.get("validation")
+    return TextData(tokenizer, train, validation, validation_text, text, dropout, firsts)
 
 
 def _make_tokenizer(

@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="default: one for each core")
     options = parser.parse_args()
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # a TextIOWrapper
-    signal.signal(getattr(signal, "SIGPIPE", signal.SIGTERM), signal.SIG_DFL)  # as head sends it
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGTERM), signal.SIG_DFL)  # if head closes it
     translator, number = Translator(threads=options.threads), 0
     while lines := [line.decode().rstrip("\r\n") for line in islice(sys.stdin.buffer, WINDOW)]:
         lines[0] = lines[0] if number else lines[0].removeprefix("\ufeff")  # byte order mark

@@ -14,6 +14,7 @@ from hf_vanilla.data.batching import TokenBatchSampler
 from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer
 from hf_vanilla.text import data, regularization
 from hf_vanilla.text.regularization import DropoutOrder, SubwordDropout
+from hf_vanilla.training.run import train
 
 TEXTS = ["the little house stands by the big lake", "das kleine Haus", "the house"]
 
@@ -103,7 +104,7 @@ def test_a_tokenizer_with_dictionaries_of_fairseq_is_refused_before_the_corpus_i
     monkeypatch.setattr(data, "encode_pairs", None)
     recipe = small_run.recipe(tmp_path, corpus_files, tokenizer="theirs", bpe_dropout=0.1)
     with pytest.raises(ValueError, match=message):
-        data.prepare_text(recipe)
+        train(recipe)
 
 
 def test_batches_are_formed_by_the_lengths_after_the_dropout(tiny_tokenizer, monkeypatch):

@@ -109,7 +109,7 @@ def _faults(
     reasons[f"a {used.__name__}, whose code is not in tokenizer.json"] = any(
         getattr(used, name, 0) is not getattr(TokenizersBackend, name) for name in methods
     )
-    cleans = bool(tokenizer.clean_up_tokenization_spaces)  # transformers does so unless it is BPE
+    cleans = bool(tokenizer.clean_up_tokenization_spaces)  # by transformers, but for BPE
     kind = type(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None))
     reasons["clean_up_tokenization_spaces=True of the tokenizer"] = cleans and kind is not BPE
     return reasons

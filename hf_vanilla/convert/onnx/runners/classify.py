@@ -67,7 +67,7 @@ if __name__ == "__main__":
     parser.add_argument("images", nargs="+", metavar="IMAGE")
     paths, is_bad = parser.parse_args().images, False
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # a TextIOWrapper
-    signal.signal(getattr(signal, "SIGPIPE", signal.SIGTERM), signal.SIG_DFL)  # as head sends it
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGTERM), signal.SIG_DFL)  # if head closes it
     classifier, write = Classifier(), csv.writer(sys.stdout, lineterminator="\n").writerow
     for path in paths:
         try:

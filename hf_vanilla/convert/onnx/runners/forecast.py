@@ -51,7 +51,7 @@ if __name__ == "__main__":
     stride = parser.parse_args().stride
     for stream, code in ((sys.stdin, "utf-8-sig"), (sys.stdout, "utf-8")):  # may begin with a BOM
         stream.reconfigure(encoding=code, newline="")  # type: ignore[union-attr]  # TextIOWrapper
-    signal.signal(getattr(signal, "SIGPIPE", signal.SIGTERM), signal.SIG_DFL)  # as head sends it
+    signal.signal(getattr(signal, "SIGPIPE", signal.SIGTERM), signal.SIG_DFL)  # if head closes it
     rows, write = csv.DictReader(sys.stdin), csv.writer(sys.stdout, lineterminator="\n").writerow
     try:
         model, seen = Forecaster(), dict[tuple[str, int], tuple[float, float]]()
