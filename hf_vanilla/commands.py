@@ -330,7 +330,10 @@ def _set_up_logging() -> None:
     from transformers.utils.logging import disable_progress_bar
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[LinesAboveBars()])
-    logging.getLogger("hf_vanilla").setLevel(logging.INFO)
+    is_first = os.environ.get("RANK", "0") == "0"  # what each would say alike, the first says
+    logging.getLogger("hf_vanilla").setLevel(logging.INFO if is_first else logging.WARNING)
+    if not is_first:
+        logging.getLogger("hf_vanilla.training.recipe").setLevel(logging.ERROR)
     # it warns at every checkpoint that tied weights are stored once, which is intended
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
     disable_progress_bar()

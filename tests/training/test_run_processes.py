@@ -110,7 +110,7 @@ def test_accelerate_launches_the_command_by_our_configuration_for_a_cpu(corpus_f
     config = ROOT / "scripts" / "accelerate" / "cpu_2_processes.yaml"
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
     done = subprocess.run(
-        [*launcher, "-m", "hf_vanilla", "train", "--recipe", str(recipe)],
+        [*launcher, "-m", "hf_vanilla", "train", "--recipe", str(recipe), "--warmup_steps", "1"],
         cwd=ROOT,
         env=environment(),
         capture_output=True,
@@ -119,6 +119,7 @@ def test_accelerate_launches_the_command_by_our_configuration_for_a_cpu(corpus_f
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{tmp_path / 'run'}\n"  # of two processes one prints it
+    assert done.stderr.count("learning_rate is ") == 1
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     assert "2 processes on cpu" in card
 
