@@ -329,11 +329,11 @@ class LinesAboveBars(logging.StreamHandler):
 def _set_up_logging() -> None:
     from transformers.utils.logging import disable_progress_bar
 
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[LinesAboveBars()])
-    is_first = os.environ.get("RANK", "0") == "0"  # what each would say alike, the first says
-    logging.getLogger("hf_vanilla").setLevel(logging.INFO if is_first else logging.WARNING)
-    if not is_first:
-        logging.getLogger("hf_vanilla.training.recipe").setLevel(logging.ERROR)
+    lines, recipe = LinesAboveBars(), "hf_vanilla.training.recipe"
+    if os.environ.get("RANK", "0") != "0":  # what all processes would say, the first one says
+        lines.addFilter(lambda one: one.levelno > logging.INFO and one.name != recipe)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[lines])
+    logging.getLogger("hf_vanilla").setLevel(logging.INFO)
     # it warns at every checkpoint that tied weights are stored once, which is intended
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
     disable_progress_bar()
