@@ -329,9 +329,10 @@ class LinesAboveBars(logging.StreamHandler):
 def _set_up_logging() -> None:
     from transformers.utils.logging import disable_progress_bar
 
-    lines, recipe = LinesAboveBars(), "hf_vanilla.training.recipe"
-    if os.environ.get("RANK", "0") != "0":  # what all processes would say, the first one says
-        lines.addFilter(lambda one: one.levelno > logging.INFO and one.name != recipe)
+    lines = LinesAboveBars()
+    if os.environ.get("RANK", "0") != "0":  # the first process logs what is the same in all
+        same = "hf_vanilla.training.recipe"
+        lines.addFilter(lambda record: record.levelno > logging.INFO and record.name != same)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[lines])
     logging.getLogger("hf_vanilla").setLevel(logging.INFO)
     # it warns at every checkpoint that tied weights are stored once, which is intended
