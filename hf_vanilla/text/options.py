@@ -188,8 +188,10 @@ class TranslationDataOptions(PairOptions):
 
     @property
     def named_files(self) -> list[str]:
-        """Files of sentences to train and validate on."""
-        return [*self.train_files, *self.validation_files]
+        """Files and folders to train and validate on."""
+        of_mixture = [file for corpus in self.corpora for file in (corpus.source, corpus.target)]
+        prepared = [] if self.prepared is None else [self.prepared]
+        return [*self.train_files, *of_mixture, *prepared, *self.validation_files]
 
     def check_with(self, train: TrainRecipe) -> None:
         """Compare with the shared options.

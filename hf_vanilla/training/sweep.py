@@ -428,10 +428,14 @@ def _train_and_test(run: SweepRun, sweep: Sweep, children: Children) -> bool:
         seconds = round(time.monotonic() - started, 1)
         entries = read_json_lines(run.folder / LOG_FILE)
         final = [entry for entry in entries if entry.get("averaged_checkpoints")]
-        if not final:
-            raise ValueError(f"{run.folder / LOG_FILE} has no line of the finished model")
+        if not final and sweep.test is None:
+            raise ValueError(
+                f"{run.folder / LOG_FILE} has no scores of the finished model: give the runs "
+                "validation data, or the sweep a test"
+            )
+        scores = final[-1] if final else {}  # a run without validation data has none
         names = {name: m.log_name or name for name, m in validation_measures(sweep.task).items()}
-        values = {n: final[-1][key] for n, key in names.items() if key in final[-1]}
+        values = {n: scores[key] for n, key in names.items() if key in scores}
         record = {"values": values, "seconds": seconds}
     if sweep.test is not None:
         record["test_source"] = sweep.test.source_hash

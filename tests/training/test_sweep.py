@@ -139,6 +139,17 @@ def test_a_training_that_left_no_final_line_has_no_record(corpus_files, tmp_path
     assert not (tmp_path / "runs/small-seed-0/sweep.json").exists()
 
 
+def test_runs_without_validation_data_are_compared_by_the_test_set(
+    corpus_files, tmp_path, commands
+):
+    run = {"validation_source": None, "validation_target": None}
+    path = write_sweep(tmp_path, corpus_files, seeds=[0], runs={"small": run})
+    assert "1 runs are finished" in run_sweep((path, SweepOptions(processes=1)))
+    head, _, row, *_ = compare_runs((path, CompareOptions(samples=20))).splitlines()
+    assert head == "| run | seeds | test BLEU | difference (95 %) | p |"
+    assert row.startswith("| small | 1 | ")
+
+
 def test_signs_of_a_table_are_escaped_in_latex_and_markdown():
     table = comparison.Table(["a_b", "95 %"], [["x & y|z", "1 ± 2"]], ["tok:13a"])
     assert comparison.table_text(table, ".md").splitlines()[2] == r"| x & y\|z | 1 ± 2 |"
@@ -233,13 +244,19 @@ def dotted(section):
 
 
 def test_a_missing_file_is_named_before_anything_runs(corpus_files, tmp_path, commands):
-    text = write_sweep(tmp_path, corpus_files, runs={"a": {}, "b": {"validation_source": "no.en"}})
-    path = tmp_path / "tracks.yaml"
-    run = {"recipe": "demo_tracks", "validation": "no.csv"}
-    path.write_text(yaml.safe_dump({"output_dir": "r", "seeds": [0], "runs": {"b": run}}))
-    for file, name in ((text, "no.en"), (path, "no.csv")):
+    none = {"train_source": None, "train_target": None}
+    corpus = {"source": corpus_files["train_source"], "target": "no.de"}
+    for run, name in (
+        ({"validation_source": "no.en"}, "no.en"),
+        ({**none, "mixture": [corpus]}, "no.de"),
+        ({**none, "prepared": "no_folder"}, "no_folder"),
+        ({"recipe": "demo_tracks", "validation": "no.csv"}, "no.csv"),
+    ):
+        path = write_sweep(tmp_path, corpus_files, runs={"a": {}, "b": run})
+        if "recipe" in run:
+            path.write_text(yaml.safe_dump({"output_dir": "r", "seeds": [0], "runs": {"b": run}}))
         with pytest.raises(FileNotFoundError, match=rf"runs\.b: {name}: no such file"):
-            run_sweep((file, SweepOptions()))
+            run_sweep((path, SweepOptions()))
     assert commands == []
 
 
@@ -382,9 +399,10 @@ def test_shipped_sweeps_can_be_read(monkeypatch, tmp_path):
     for path in shipped.glob("*.yaml"):
         values = yaml.safe_load(path.read_text())
         monkeypatch.chdir(tmp_path)
-        for file in values.get("test", {}).values():
-            Path(file).parent.mkdir(exist_ok=True)
-            Path(file).write_bytes(gzip.compress(b"a\n"))
+        for name in {"source", "reference"} & values.get("test", {}).keys():
+            file = Path(values["test"][name])
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(gzip.compress(b"a\n") if file.suffix == ".gz" else b"a\n")
         assert len(read_sweep(path).runs) == len(values["seeds"]) * len(values["runs"])
 
 
