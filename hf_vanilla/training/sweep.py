@@ -426,20 +426,27 @@ def _train_and_test(run: SweepRun, sweep: Sweep, children: Children) -> bool:
                 return False
     if record is None:
         seconds = round(time.monotonic() - started, 1)
-        entries = read_json_lines(run.folder / LOG_FILE)
-        final = [entry for entry in entries if entry.get("averaged_checkpoints")]
-        if not final and sweep.test is None:
-            raise ValueError(
-                f"{run.folder / LOG_FILE} has no scores of the finished model: give the runs "
-                "validation data, or the sweep a test"
-            )
-        scores = final[-1] if final else {}  # a run without validation data has none
-        names = {name: m.log_name or name for name, m in validation_measures(sweep.task).items()}
-        values = {n: scores[key] for n, key in names.items() if key in scores}
-        record = {"values": values, "seconds": seconds}
+        record = {"values": _final_scores(run, sweep), "seconds": seconds}
     if sweep.test is not None:
         record["test_source"] = sweep.test.source_hash
     write_text(run.folder / RECORD_FILE, json.dumps(record, indent=2))
     shown = "  ".join(f"{name} {value:.4f}" for name, value in record["values"].items())
     logger.info("%s, seed %d: %.0f s  %s", run.name, run.seed, time.monotonic() - started, shown)
     return True
+
+
+def _final_scores(run: SweepRun, sweep: Sweep) -> dict[str, float]:
+    """Validation scores of a trained run's finished model; none without validation data."""
+    path = run.folder / LOG_FILE
+    entries = read_json_lines(path)
+    names = {name: m.log_name or name for name, m in validation_measures(sweep.task).items()}
+    final = [entry for entry in entries if entry.get("averaged_checkpoints")]
+    if final:
+        return {name: final[-1][key] for name, key in names.items() if key in final[-1]}
+    if any(key in entry for entry in entries for key in names.values()):
+        raise ValueError(f"{path} has no line of the finished model: delete {run.folder}")
+    if sweep.test is None:
+        raise ValueError(
+            f"{run.folder} has no scores: give the run validation data, or add test to the sweep"
+        )
+    return {}

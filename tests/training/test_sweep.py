@@ -124,18 +124,29 @@ def test_a_run_of_another_sweep_is_left_to_it(corpus_files, tmp_path, commands, 
     assert [Path(arguments[-1]).stem for _, arguments in commands] == ["smoothed-seed-0"]
 
 
-def test_a_training_that_left_no_final_line_has_no_record(corpus_files, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("line", "has_test", "message"),
+    [
+        ('{"step": 1, "loss": 2.0}', False, "give the run validation data"),
+        ('{"step": 1, "validation_nll": 2.0}', True, "no line of the finished model: delete"),
+    ],
+)
+def test_a_training_that_left_no_final_line_has_no_record(
+    line, has_test, message, corpus_files, tmp_path, monkeypatch, caplog
+):
     def run(self, command, log):
         folder = tmp_path / "runs/small-seed-0"
-        folder.mkdir()
-        (folder / "log.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+        folder.mkdir(exist_ok=True)
+        (folder / "log.jsonl").write_text(line + "\n")
         return 0
 
     monkeypatch.setattr(sweep.Children, "run", run)
+    changes = {} if has_test else {"test": None}
     runs = {"small": {"published": 25.0}}
-    path = write_sweep(tmp_path, corpus_files, seeds=[0], test=None, runs=runs)
+    path = write_sweep(tmp_path, corpus_files, seeds=[0], runs=runs, **changes)
     with pytest.raises(ValueError, match="1 of 1 runs failed"):
         run_sweep((path, SweepOptions(processes=1)))
+    assert message in caplog.text
     assert not (tmp_path / "runs/small-seed-0/sweep.json").exists()
 
 
