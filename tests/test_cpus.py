@@ -90,6 +90,24 @@ def test_without_a_quota_the_number_of_threads_is_left_to_torch(tmp_path):
     assert environment == {"GOMP_SPINCOUNT": "3000", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "48"}
 
 
+@pytest.mark.parametrize(
+    ("modes", "given", "expected"),
+    [
+        ("always [madvise] never", None, "1"),
+        ("always [madvise] never", "0", "0"),
+        ("[always] madvise never", None, None),
+        ("always madvise [never]", None, None),
+    ],
+)
+def test_torch_asks_for_huge_pages_where_linux_gives_them_to_programs_that_ask(
+    tmp_path, modes, given, expected
+):
+    write_tree(tmp_path, {"sys/kernel/mm/transparent_hugepage/enabled": modes + "\n"})
+    environment = {} if given is None else {"THP_MEM_ALLOC_ENABLE": given}
+    cpus.limit_torch(environment, tmp_path)
+    assert environment.get("THP_MEM_ALLOC_ENABLE") == expected
+
+
 HELD = """
 from hf_vanilla.cpus import return_freed_memory
 
