@@ -164,7 +164,7 @@ ROWS = {
         (f"prepare --tokenizer text {FILES}", 2, "missing: --output"),
     ),
     "sweep": (
-        ("sweep sweep.yaml", "1 runs are finished", "", "runs/sweep/small-seed-0"),
+        ("sweep sweep.yaml", "finished: 1 of 1 runs", "", "runs/sweep/small-seed-0"),
         ("sweep", 2, "give one YAML file of runs"),
     ),
     "compare": (

@@ -61,7 +61,7 @@ def prepare_shards(options: PrepareOptions) -> Path:
         logger.info("validation pairs: --validation_source %s --validation_target %s", *files)
     missing = sum(not prepared.path(folder, n).is_file() for n in range(prepared.shards))
     logger.info(
-        "%d pairs in %d shards; %s",
+        "pairs: %d, shards: %d; %s",
         *(prepared.pairs, prepared.shards),
         f"{missing} are left to other parts" if missing else "complete",
     )

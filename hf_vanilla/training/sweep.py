@@ -299,7 +299,7 @@ def run_sweep(request: tuple[Path, SweepOptions]) -> str:
         for file in getattr(run.recipe().data, "named_files", ()):
             if not Path(file).exists():
                 raise FileNotFoundError(f"{path}: runs.{run.name}: {file}: no such file")
-    logger.info("%d of %d runs are finished", len(sweep.runs) - len(waiting), len(sweep.runs))
+    logger.info("finished: %d of %d runs", len(sweep.runs) - len(waiting), len(sweep.runs))
     variables = environments(options.processes)
     children, pool = Children(variables), ThreadPoolExecutor(max_workers=len(variables))
     with children.ended_by_sigterm():
@@ -311,7 +311,7 @@ def run_sweep(request: tuple[Path, SweepOptions]) -> str:
     if failed:
         logs = ", ".join(str(run.beside(".log")) for run in failed)
         raise ValueError(f"{len(failed)} of {len(sweep.runs)} runs failed; see {logs}")
-    return f"{len(sweep.runs)} runs are finished: hf-vanilla compare {path}"
+    return f"finished: {len(sweep.runs)} of {len(sweep.runs)} runs; hf-vanilla compare {path}"
 
 
 def environments(processes: int | None) -> list[dict[str, str]]:

@@ -75,7 +75,7 @@ def commands(monkeypatch):
 def test_a_sweep_trains_each_seed_once_and_is_compared(corpus_files, tmp_path, commands):
     path = write_sweep(tmp_path, corpus_files)
     asked = path, SweepOptions(processes=1)
-    assert "4 runs are finished" in run_sweep(asked)
+    assert "finished: 4 of 4 runs" in run_sweep(asked)
     trained = [Path(arguments[-1]).stem for name, arguments in commands if name == "train"]
     # seed by seed, so that an interrupted sweep has all runs
     assert [name.rpartition("-")[2] for name in trained] == ["0", "0", "7", "7"]
@@ -155,7 +155,7 @@ def test_runs_without_validation_data_are_compared_by_the_test_set(
 ):
     run = {"validation_source": None, "validation_target": None}
     path = write_sweep(tmp_path, corpus_files, seeds=[0], runs={"small": run})
-    assert "1 runs are finished" in run_sweep((path, SweepOptions(processes=1)))
+    assert "finished: 1 of 1 runs" in run_sweep((path, SweepOptions(processes=1)))
     head, _, row, *_ = compare_runs((path, CompareOptions(samples=20))).splitlines()
     assert head == "| run | seeds | test BLEU | difference (95 %) | p |"
     assert row.startswith("| small | 1 | ")
