@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 PRODUCTS_VARIABLE, PRODUCTS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", 48
-HUGE_PAGES_VARIABLE = "THP_MEM_ALLOC_ENABLE"
 PRODUCTS_OF_SHAPE = 100  # in a training step: each weight, its gradients, and attention
 
 
@@ -27,8 +26,9 @@ def limit_torch(environment: MutableMapping[str, str], root: Path = Path("/")) -
     each. A search has many shapes, which rarely come again: with 48 in the cache, 600 sentences in
     int8 take 270 MiB less, and as long. An image takes 37 in ResNet-50.
 
-    Torch asks for huge pages for arrays from 2 MiB on where Linux gives them to programs that ask:
-    a processor finds numbers in them faster. Variables that the user has set stay as they are.
+    Where Linux gives huge pages to programs that ask for them, torch asks for arrays of at least
+    2 MiB, whose addresses a processor then translates faster. Variables that the user has set stay
+    as they are.
 
     Args:
         environment: `os.environ`.
@@ -38,7 +38,7 @@ def limit_torch(environment: MutableMapping[str, str], root: Path = Path("/")) -
         environment["GOMP_SPINCOUNT"] = "3000"
     environment.setdefault(PRODUCTS_VARIABLE, str(PRODUCTS))
     if "[madvise]" in _text(root / "sys/kernel/mm/transparent_hugepage/enabled"):
-        environment.setdefault(HUGE_PAGES_VARIABLE, "1")
+        environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     allowed = usable_cpus(root)
     # without a quota torch's own choice: one thread per physical core
     if allowed < _cpus_of_process() and "OMP_NUM_THREADS" not in environment:

@@ -311,7 +311,8 @@ def run_sweep(request: tuple[Path, SweepOptions]) -> str:
     if failed:
         logs = ", ".join(str(run.beside(".log")) for run in failed)
         raise ValueError(f"{len(failed)} of {len(sweep.runs)} runs failed; see {logs}")
-    return f"finished: {len(sweep.runs)} of {len(sweep.runs)} runs; hf-vanilla compare {path}"
+    count = len(sweep.runs)
+    return f"finished: {count} of {count} runs; to compare them: hf-vanilla compare {path}"
 
 
 def environments(processes: int | None) -> list[dict[str, str]]:
